@@ -1,0 +1,1 @@
+"""Drivers: each knows one kind of worker's protocol."""

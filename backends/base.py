@@ -1,0 +1,33 @@
+"""What a driver is: the code that knows one kind of worker's protocol.
+
+A driver holds no state about a worker and opens nothing itself: it names paths, reads answers, and says what that kind of
+worker can do. The control plane (`gateway.fleet.health`) makes the calls.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Driver(Protocol):
+    """One kind of worker."""
+
+    @property
+    def name(self) -> str:
+        """As written in the configuration: vllm, neuron, sglang, openai."""
+
+    @property
+    def health_path(self) -> str:
+        """Answered 200 by a worker that can take requests."""
+
+    @property
+    def models_path(self) -> str:
+        """Where its model cards are, usually ``/v1/models``."""
+
+    def is_healthy(self, status: int, body: bytes) -> bool:
+        """Whether this answer to `health_path` means that the worker can take requests."""
+
+    def serves(self, path: str) -> bool:
+        """Whether this kind of worker answers the API path (all of them do by default)."""
+
+    def parse_model_cards(self, payload: Any) -> list[Mapping[str, Any]]:
+        """The cards in an answer to `models_path`, in OpenAI's shape; an empty list when it makes no sense."""

@@ -1,0 +1,1 @@
+"""Slots, queues, stages and tenants."""

@@ -1,0 +1,1 @@
+"""The configuration: typed, strict, with line numbers in every complaint, and reloadable."""

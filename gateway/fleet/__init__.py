@@ -1,0 +1,1 @@
+"""The workers of each model: state, load, capabilities and health."""

@@ -1,0 +1,123 @@
+"""A worker as the gateway sees it: who it is, its state, its load, what it can do."""
+
+import enum
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gateway.config.schema import Capabilities
+from policies.base import NO_MATCH, Candidate
+
+if TYPE_CHECKING:
+    from backends.base import Driver
+
+
+class WorkerState(enum.Enum):
+    """The life of a worker. Only `READY` ones take new requests (see `gateway.fleet.health` for the panic rule)."""
+
+    WARMING = "warming"
+    """Known, not yet answering its health check: loading or compiling, up to 90 minutes on Neuron."""
+    READY = "ready"
+    DRAINING = "draining"
+    """Finishes what it has, takes nothing new."""
+    EJECTED = "ejected"
+    """Answers its health check but fails requests, or stopped answering."""
+    GONE = "gone"
+    """No longer in the configuration; forgotten when its last request ends."""
+
+
+class Worker:
+    """One inference server process.
+
+    Attributes:
+        id: unique among all workers; ``host:port`` unless configured.
+        url: base URL without a trailing slash.
+        host, port, tls, base_path: the parts of `url` that the upstream connection needs.
+        model: what the worker calls the model.
+        api_key: sent as a bearer token, or None.
+        state: see `WorkerState`; changed only by `gateway.fleet.health` and the admin API.
+        routable: whether filters may let it through; derived from `state` by `gateway.fleet.health`.
+        in_flight: requests that were sent there and have not ended. Counted by us, synchronously, at the decision.
+        in_flight_tokens: their prompt tokens, where known.
+        weight: share of a full load it should take, in (0, 1]; below 1 only during slow start.
+        candidate: the candidate that stands for this worker in requests of which it holds nothing.
+    """
+
+    __slots__ = (
+        "api_key",
+        "base_path",
+        "candidate",
+        "capabilities",
+        "driver",
+        "host",
+        "id",
+        "in_flight",
+        "in_flight_tokens",
+        "model",
+        "port",
+        "routable",
+        "state",
+        "tls",
+        "url",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        driver: "Driver",
+        model: str,
+        worker_id: str | None = None,
+        api_key: str | None = None,
+        capabilities: Capabilities | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.tls else 80)
+        self.base_path = parts.path.rstrip("/")
+        self.url = url.rstrip("/")
+        self.id = worker_id or f"{self.host}:{self.port}"
+        self.driver = driver
+        self.model = model
+        self.api_key = api_key
+        self.capabilities = capabilities or Capabilities()
+        self.state = WorkerState.WARMING
+        self.routable = False
+        self.in_flight = 0
+        self.in_flight_tokens = 0
+        self.weight = 1.0
+        self.candidate = Candidate(self, NO_MATCH)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.state.value} in_flight={self.in_flight}>"
+
+    def acquire(self, tokens: int = 0) -> "Lease":
+        """Count a request in, at the moment of the decision. Its lease must be released in a ``finally``."""
+        self.in_flight += 1
+        self.in_flight_tokens += tokens
+        return Lease(self, tokens)
+
+    def request_headers(self) -> Mapping[str, str]:
+        """Header fields that requests to this worker carry on our behalf (its API key)."""
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+class Lease:
+    """One counted request; `release` gives it back, once, however often it is called."""
+
+    __slots__ = ("_tokens", "worker")
+
+    def __init__(self, worker: Worker, tokens: int) -> None:
+        self.worker: Worker = worker
+        self._tokens = tokens
+
+    def release(self) -> None:
+        """Count the request out. Calling it again does nothing."""
+        tokens = self._tokens
+        if tokens < 0:
+            return
+        self._tokens = -1
+        self.worker.in_flight -= 1
+        self.worker.in_flight_tokens -= tokens

@@ -1,0 +1,1 @@
+"""Sockets and nothing of policies: reading requests, relaying answers, turning errors into responses."""

@@ -1,0 +1,1 @@
+"""The admin listener: health, readiness, metrics, and the trace inspector."""

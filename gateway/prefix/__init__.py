@@ -1,0 +1,1 @@
+"""Which worker holds which prefix, in which tier, and how we know."""

@@ -1,0 +1,1 @@
+"""Hints about what a worker should keep or fetch."""

@@ -1,0 +1,1 @@
+"""Spans, metrics, decision records and logs."""

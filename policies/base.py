@@ -1,0 +1,164 @@
+"""The three Protocols of a policy, and what flows through them.
+
+A *filter* removes candidates that must not take the request. A *scorer* gives each remaining candidate a cost: lower is
+better. Its docstring says in which unit: seconds, or a share in [0, 1]. A *picker* chooses one, given the weighted sums of the
+costs. Each works on the whole list at once: one call per step and request, not one per candidate.
+
+A third-party policy is a class with one of these methods and a constructor that takes the YAML `parameters` as keywords.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+class CapabilitiesView(Protocol):
+    """What a worker can do; None where it is not known. See `gateway.config.schema.Capabilities`."""
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens per KV block."""
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Prompt and answer together, in tokens."""
+
+    @property
+    def slots(self) -> int | None:
+        """Places in the running batch."""
+
+
+class WorkerView(Protocol):
+    """What a policy may see of a worker (read only). `gateway.fleet.worker.Worker` is one; so is the replay's."""
+
+    @property
+    def id(self) -> str:
+        """Unique among all workers."""
+
+    @property
+    def routable(self) -> bool:
+        """Whether it takes new requests."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests sent there that have not ended."""
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Prompt tokens of those requests, where known."""
+
+    @property
+    def weight(self) -> float:
+        """Share of a full load it should take, in (0, 1]."""
+
+    @property
+    def model(self) -> str:
+        """What the worker calls the model."""
+
+    @property
+    def capabilities(self) -> CapabilitiesView:
+        """What it can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How many leading tokens of a prompt a worker holds, by tier. A token is counted in its fastest tier only."""
+
+    device: int = 0
+    l1: int = 0
+    l2: int = 0
+    source: str = ""
+    """How we know: ``event``, ``expected`` or ``history``; empty when nothing is held."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens held in any tier."""
+        return self.device + self.l1 + self.l2
+
+
+NO_MATCH = Match()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A worker that may take this request, with what it holds of the prompt."""
+
+    worker: WorkerView
+    match: Match
+
+
+@dataclass(slots=True, kw_only=True)
+class RouteRequest:
+    """What a policy may know about a request.
+
+    Attributes:
+        model: the fleet's name.
+        path: the API path, e.g. ``/v1/chat/completions``.
+        headers: header fields, names in lower case; the last one wins when a name is repeated.
+        body: the parsed JSON body; empty for other bodies. Not to be changed.
+        prompt_tokens: length of the prompt, or 0 when it is not known.
+        now: seconds on the clock that the caller uses, monotonic (virtual in a replay).
+        attempt: 0 for the first, 1 for the first retry, ...
+        tried: ids of the workers that earlier attempts used.
+    """
+
+    model: str
+    path: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    now: float = 0.0
+    attempt: int = 0
+    tried: Sequence[str] = ()
+
+
+@runtime_checkable
+class Filter(Protocol):
+    """Removes candidates. Returning an empty list refuses the request."""
+
+    def filter(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """The candidates that may stay, in the same order; `candidates` itself when all may."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Gives each candidate a cost."""
+
+    def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """One cost per candidate, in the same order, finite; lower is better."""
+
+
+@runtime_checkable
+class Picker(Protocol):
+    """Chooses one candidate."""
+
+    def pick(self, request: RouteRequest, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
+        """The index of the chosen candidate; `candidates` and `costs` have the same length, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which candidate was chosen and why.
+
+    Attributes:
+        chosen: one of `candidates`.
+        candidates: those that all filters let through.
+        costs: their weighted sums, in the same order; empty when there was no choice to make.
+        policy: the policy's name.
+    """
+
+    chosen: Candidate
+    candidates: Sequence[Candidate]
+    costs: Sequence[float]
+    policy: str
+
+
+class Policy(Protocol):
+    """What the gateway asks: one candidate of those given, or None when no filter let one through."""
+
+    @property
+    def name(self) -> str:
+        """As configured."""
+
+    def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
+        """Choose. Synchronous, no I/O; the caller counts the load before it does anything else."""

@@ -1,0 +1,1 @@
+"""Filters: remove candidates that must not take a request."""

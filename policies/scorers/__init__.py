@@ -1,0 +1,1 @@
+"""Scorers: give each candidate a cost; lower is better."""
