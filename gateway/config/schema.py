@@ -5,7 +5,7 @@ Durations are seconds as floats and sizes are bytes as integers once loaded; in 
 nothing to do.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -16,9 +16,36 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
+PROFILES = ("trn2-70b", "trn1-8b", "inf2-8b", "h100-8b", "h100x2-32b")
+"""Names of the built-in capability profiles; the simulator has an engine for each."""
+
+REDACTED = "<redacted>"
+"""What is shown in place of a secret."""
+
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of every section: frozen, keywords only, unknown keys refused."""
+    """The base of every section: frozen, keywords only, unknown keys refused, secrets left out of its repr."""
+
+    secrets: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose value (of a mapping: whose values) must never be shown."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.shown())})"
+
+    def shown(self) -> list[tuple[str, Any]]:
+        """Each field's name and value in their order, secrets replaced by `REDACTED`."""
+        return [
+            (name, _redacted(getattr(self, name)) if name in self.secrets else getattr(self, name))
+            for name in self.__struct_fields__
+        ]
+
+    __rich_repr__ = shown
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict.fromkeys(value, REDACTED)
+    return value if value is None else REDACTED
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -86,7 +113,9 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Connections to one worker."""
 
     idle: Seconds = 4.0
-    """An idle connection is closed after this long; must be below the worker's own keep-alive (vLLM: 5 s)."""
+    """An idle connection is closed after this long; must be below `worker_keep_alive`. 0: no connection is reused."""
+    worker_keep_alive: Seconds = 5.0
+    """How long the workers themselves keep an idle connection (vLLM: ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``, 5 s)."""
     max_idle: Count = 256
     """Idle connections kept per worker."""
 
@@ -110,6 +139,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 class Worker(Struct, frozen=True, kw_only=True):
     """One inference server process behind one URL."""
+
+    secrets = frozenset({"api_key"})
 
     url: str
     driver: Name = "openai"
@@ -182,6 +213,8 @@ class Headers(Struct, frozen=True, kw_only=True):
 
 class Traces(Struct, frozen=True, kw_only=True):
     """OpenTelemetry spans. Off (`none`) costs nothing."""
+
+    secrets = frozenset({"headers"})
 
     exporter: Literal["none", "otlp", "console", "file"] = "none"
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
