@@ -20,6 +20,10 @@ class Driver(Protocol):
         """Answered 200 by a worker that can take requests."""
 
     @property
+    def start_up(self) -> float:
+        """Seconds that such a worker may need from its start until it answers 200 to `health_path`."""
+
+    @property
     def models_path(self) -> str:
         """Where its model cards are, usually ``/v1/models``."""
 

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from gateway.config.schema import Capabilities
@@ -40,6 +40,8 @@ class Worker:
         in_flight: requests that were sent there and have not ended. Counted by us, synchronously, at the decision.
         in_flight_tokens: their prompt tokens, where known.
         weight: share of a full load it should take, in (0, 1]; below 1 only during slow start.
+        probe: half-open after an ejection: True when the next request is the one that may try it, that request's lease
+            while it runs, None at any other time. Set by `gateway.fleet.states`.
         candidate: the candidate that stands for this worker in requests of which it holds nothing.
     """
 
@@ -55,6 +57,7 @@ class Worker:
         "in_flight_tokens",
         "model",
         "port",
+        "probe",
         "routable",
         "state",
         "tls",
@@ -88,6 +91,7 @@ class Worker:
         self.in_flight = 0
         self.in_flight_tokens = 0
         self.weight = 1.0
+        self.probe: Lease | Literal[True] | None = None
         self.candidate = Candidate(self, NO_MATCH)
 
     def __repr__(self) -> str:
@@ -97,7 +101,11 @@ class Worker:
         """Count a request in, at the moment of the decision. Its lease must be released in a ``finally``."""
         self.in_flight += 1
         self.in_flight_tokens += tokens
-        return Lease(self, tokens)
+        lease = Lease(self, tokens)
+        if self.probe is True:  # this request is the only one that may try the worker
+            self.probe = lease
+            self.routable = False
+        return lease
 
     def request_headers(self) -> Mapping[str, str]:
         """Header fields that requests to this worker carry on our behalf (its API key)."""
@@ -119,5 +127,9 @@ class Lease:
         if tokens < 0:
             return
         self._tokens = -1
-        self.worker.in_flight -= 1
-        self.worker.in_flight_tokens -= tokens
+        worker = self.worker
+        worker.in_flight -= 1
+        worker.in_flight_tokens -= tokens
+        if worker.probe is self:  # ended without a verdict (its client left, say): the next request may try
+            worker.probe = True
+            worker.routable = True

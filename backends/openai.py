@@ -1,0 +1,32 @@
+"""Anything that speaks OpenAI's API: a hosted endpoint, another gateway, a server that has no driver of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class OpenAIDriver:
+    """Knows only what OpenAI's API promises. The other drivers start from it.
+
+    There is no health path in that API, so the list of models is asked; `health.path` in the configuration names a
+    better one where the worker has it.
+    """
+
+    name = "openai"
+    health_path = "/v1/models"
+    models_path = "/v1/models"
+    start_up = 600.0
+
+    def is_healthy(self, status: int, body: bytes) -> bool:  # noqa: ARG002 - the Protocol's signature
+        """Exactly 200: a redirect, an empty 204 or a 401 say that requests would fail as well."""
+        return status == 200
+
+    def serves(self, path: str) -> bool:  # noqa: ARG002 - the Protocol's signature
+        """Every path: what it does not know, the worker itself answers best."""
+        return True
+
+    def parse_model_cards(self, payload: Any) -> list[Mapping[str, Any]]:
+        """The objects in ``{"data": [...]}`` that have a non-empty string as `id`."""
+        data = payload.get("data") if isinstance(payload, dict) else None
+        if not isinstance(data, list):
+            return []
+        return [card for card in data if isinstance(card, dict) and isinstance(card.get("id"), str) and card["id"]]
