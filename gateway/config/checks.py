@@ -1,0 +1,333 @@
+"""What a type cannot say: addresses that clash, names given twice, URLs that cannot work, values that contradict each other.
+
+The checks read the plain data that `gateway.config.walk` made. It may have holes (`INVALID`): each check looks only at what
+has the right type, so a problem is reported once.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from gateway.config import schema
+from gateway.config.problems import NOWHERE, Mark, Where, choices, clip, did_you_mean, format_path
+from gateway.config.source import Source
+from gateway.config.units import format_duration
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+_HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.%A-Za-z0-9]+\]")
+_WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*"})  # noqa: S104 - compared with, not bound to
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
+_MIN_HEADER = 1024
+
+
+class Checker:
+    """Checks one file's data."""
+
+    def __init__(
+        self,
+        source: Source,
+        marks: Mapping[Where, Mark],
+        key_marks: Mapping[Where, Mark],
+        *,
+        drivers: Collection[str],
+        profiles: Collection[str],
+    ) -> None:
+        self._source = source
+        self._marks = marks
+        self._key_marks = key_marks
+        self._drivers = drivers
+        self._profiles = profiles
+
+    def check(self, data: dict[str, Any]) -> None:
+        """Complain about everything that is wrong in `data`."""
+        self._check_addresses(data)
+        self._check_models(data)
+        self._check_policies(data)
+        self._check_health(_mapping(data, "health"), ("health",))
+        self._check_pool(_mapping(data, "pool"))
+        self._check_limits(_mapping(data, "limits"))
+        self._check_traces(_mapping(_mapping(data, "telemetry"), "traces"))
+
+    def mark(self, where: Where) -> Mark:
+        """Where the value at `where` begins, else its key, else the nearest thing around it."""
+        while where:
+            if (mark := self._marks.get(where) or self._key_marks.get(where)) is not None:
+                return mark
+            where = where[:-1]
+        return self._marks.get((), NOWHERE)
+
+    def complain(self, where: Where, message: str) -> None:
+        """Take a problem with the value at `where` down."""
+        self._source.complain(self.mark(where), where, message)
+
+    def _check_addresses(self, data: dict[str, Any]) -> None:
+        hosts: list[Any] = []
+        ports: list[Any] = []
+        for name, default in (("listen", 8080), ("admin", 8081)):
+            section = _mapping(data, name)
+            host, port = section.get("host", "127.0.0.1"), section.get("port", default)
+            if isinstance(host, str) and (not host or host.split() != [host]):
+                self.complain(
+                    (name, "host"), "expected a host name or an IP address; 0.0.0.0 listens on all interfaces"
+                )
+            hosts.append(host)
+            ports.append(port if data.get(name, {}) is not None else None)
+        if not all(isinstance(host, str) for host in hosts) or ports[0] != ports[1] or not isinstance(ports[0], int):
+            return
+        clash = _same_host(*hosts) or bool(_WILDCARDS & set(hosts))
+        if ports[0] and clash:
+            where = ("admin", "port") if "admin" in data else ("listen", "port")
+            other = "listen" if "admin" in data else "admin"
+            self.complain(
+                where, f"the port {ports[0]} is the one of `{other}` too; give the two listeners different ports"
+            )
+
+    def _check_models(self, data: dict[str, Any]) -> None:
+        models = data.get("models")
+        if not isinstance(models, list):
+            return
+        if not models:
+            self.complain(("models",), "empty; at least one model with its workers is needed")
+        names: dict[str, Where] = {}
+        ids: dict[str, tuple[str, Where]] = {}
+        for index, model in enumerate(models):
+            if not isinstance(model, dict):
+                continue
+            where: Where = ("models", index)
+            aliases = [((*where, "aliases", at), name, "alias") for at, name in enumerate(_list(model, "aliases"))]
+            for place, name, kind in [((*where, "name"), model.get("name"), "name"), *aliases]:
+                if not isinstance(name, str):
+                    continue
+                if not name.isprintable() or name != name.strip():
+                    self.complain(place, f"the {kind} has spaces around it or unprintable characters; remove them")
+                if name in names:
+                    first = names[name]
+                    line = self.mark(first).line
+                    self.complain(
+                        place,
+                        f'the {kind} "{clip(name)}" is taken by {format_path(first)} (line {line}); '
+                        "each name and alias may stand once in the whole file",
+                    )
+                names.setdefault(name, place)
+            self._check_workers(model, where, ids)
+            if isinstance(model.get("health"), dict):
+                self._check_health(model["health"], (*where, "health"))
+
+    def _check_workers(self, model: dict[str, Any], model_where: Where, ids: dict[str, tuple[str, Where]]) -> None:
+        workers = model.get("workers")
+        if not isinstance(workers, list):
+            return
+        if not workers:
+            self.complain((*model_where, "workers"), "empty; a model needs at least one worker")
+        urls: dict[str, Where] = {}
+        for index, worker in enumerate(workers):
+            if not isinstance(worker, dict):
+                continue
+            where: Where = (*model_where, "workers", index)
+            parts = self._check_url(worker.get("url"), (*where, "url"), base=True)
+            if parts is not None:
+                self._check_identity(worker, parts, where, urls, ids)
+            driver = worker.get("driver")
+            if isinstance(driver, str) and driver not in self._drivers:
+                known = choices(self._drivers)
+                self.complain(
+                    (*where, "driver"),
+                    f'no driver is called "{clip(driver)}"{did_you_mean(driver, self._drivers)} Known drivers: {known}',
+                )
+            key = worker.get("api_key")
+            if isinstance(key, str) and not _FIELD_VALUE.fullmatch(key):
+                self.complain((*where, "api_key"), _bad_field_value(key, "key"))
+            self._check_capabilities(_mapping(worker, "capabilities"), (*where, "capabilities"))
+
+    def _check_identity(
+        self,
+        worker: dict[str, Any],
+        parts: SplitResult,
+        where: Where,
+        urls: dict[str, Where],
+        ids: dict[str, tuple[str, Where]],
+    ) -> None:
+        """The same URL twice in a fleet, or one id for two URLs anywhere."""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        url = f"{parts.scheme}://{(parts.hostname or '').lower()}:{port}{parts.path.rstrip('/')}"
+        if (first := urls.get(url)) is not None:
+            self.complain(
+                (*where, "url"),
+                f"the same worker as {format_path(first)} (line {self.mark(first).line}); remove one of the two",
+            )
+            return
+        urls[url] = (*where, "url")
+        worker_id = worker.get("id")
+        given = isinstance(worker_id, str)
+        name = worker_id if isinstance(worker_id, str) else f"{parts.hostname}:{port}"
+        if given and not _TOKEN.fullmatch(name.replace(":", "").replace("/", "").replace("[", "").replace("]", "")):
+            self.complain((*where, "id"), "an id travels in a header; use letters, digits and any of -._:/ only")
+            return
+        taken_url, taken_by = ids.setdefault(name, (url, where))
+        if taken_url != url:
+            remedy = "choose another" if given else "give this worker an `id:` of its own"
+            self.complain(
+                (*where, "id") if given else (*where, "url"),
+                f'the id "{clip(name)}" is taken by {format_path(taken_by)} (line {self.mark(taken_by).line}); {remedy}',
+            )
+
+    def _check_url(self, url: Any, where: Where, *, base: bool) -> SplitResult | None:
+        """The parts of an http(s) URL; None after a complaint. `base`: API paths will be appended to it."""
+        if not isinstance(url, str):
+            return None
+        expected = "expected a URL such as http://10.0.0.7:8000"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            self.complain(where, f"{expected}; its host or port is malformed")
+            return None
+        if any(char.isspace() or not char.isprintable() for char in url):
+            problem = f"{expected}, without spaces or line breaks"
+        elif parts.scheme not in {"http", "https"}:
+            bare = "://" not in url and "@" not in url and bool(url)
+            problem = f"{expected}, beginning with http:// or https://" + (
+                f"; did you mean `http://{clip(url)}`?" if bare and "${" not in url else ""
+            )
+        elif parts.username is not None or parts.password is not None:
+            problem = "a URL must not carry a user or password; use `api_key`" if base else "no user or password here"
+        elif not parts.hostname or not _HOST.fullmatch(
+            parts.netloc.rpartition(":")[0] if port is not None else parts.netloc
+        ):
+            problem = f"{expected}; the host is missing or malformed"
+        elif port == 0:
+            problem = f"{expected}; port 0 cannot be connected to"
+        elif parts.query or parts.fragment or url.endswith(("?", "#")):
+            problem = f"{expected}, without a query or fragment"
+        elif base and parts.path.rstrip("/").endswith("/v1"):
+            problem = "leave the /v1 at the end out; clients' paths, which begin with it, are appended"
+        else:
+            return parts
+        self.complain(where, problem)
+        return None
+
+    def _check_capabilities(self, capabilities: dict[str, Any], where: Where) -> None:
+        profile = capabilities.get("profile")
+        if isinstance(profile, str) and profile not in self._profiles:
+            self.complain(
+                (*where, "profile"),
+                f'no profile is called "{clip(profile)}"{did_you_mean(profile, self._profiles)} '
+                f"Known profiles: {choices(self._profiles)}",
+            )
+        buckets = _list(capabilities, "prefill_buckets")
+        for index, bucket in enumerate(buckets):
+            before = buckets[index - 1] if index else 0
+            if isinstance(bucket, int) and isinstance(before, int) and bucket <= before:
+                self.complain(
+                    (*where, "prefill_buckets", index),
+                    f"expected more than {before}, got {bucket}: buckets are token counts in rising order",
+                )
+
+    def _check_policies(self, data: dict[str, Any]) -> None:
+        for name, policy in _mapping(data, "policies").items():
+            if not isinstance(policy, dict):
+                continue
+            where: Where = ("policies", name)
+            steps = [key for key in ("filters", "scorers", "picker") if policy.get(key)]
+            if policy.get("preset") is not None and steps:
+                self.complain(
+                    (*where, steps[0]),
+                    "a policy has either a `preset` with `parameters` or steps of its own; remove one",
+                )
+            elif policy.get("parameters") and policy.get("preset") is None:
+                self.complain(
+                    (*where, "parameters"),
+                    "only a `preset` takes parameters here; add `preset:` or move them into a step",
+                )
+
+    def _check_health(self, health: dict[str, Any], where: Where) -> None:
+        for key in ("interval", "timeout"):
+            if health.get(key) == 0 and not isinstance(health.get(key), bool):
+                self.complain((*where, key), "expected more than 0")
+        path = health.get("path")
+        if isinstance(path, str) and (not path.startswith("/") or path.split() != [path] or "#" in path):
+            self.complain((*where, "path"), f'expected a path that begins with /, such as /health, got "{clip(path)}"')
+        ejection = _mapping(health, "ejection")
+        defaults = schema.Ejection()
+        base, longest = ejection.get("base", defaults.base), ejection.get("max", defaults.max)
+        if _is_number(base) and _is_number(longest) and base > longest:
+            place = "base" if "base" in ejection else "max"
+            self.complain(
+                (*where, "ejection", place),
+                f"the first ejection ({format_duration(base)}) lasts longer than the longest ({format_duration(longest)}); "
+                "expected base ≤ max",
+            )
+
+    def _check_pool(self, pool: dict[str, Any]) -> None:
+        defaults = schema.Pool()
+        idle, keep_alive = pool.get("idle", defaults.idle), pool.get("worker_keep_alive", defaults.worker_keep_alive)
+        if _is_number(idle) and _is_number(keep_alive) and idle >= keep_alive:
+            self.complain(
+                ("pool", "idle" if "idle" in pool else "worker_keep_alive"),
+                f"an idle connection ({format_duration(idle)}) must be closed before its worker closes it "
+                f"({format_duration(keep_alive)}), or requests are lost to the race; lower `idle`, or raise the workers' "
+                "keep-alive (vLLM: VLLM_HTTP_TIMEOUT_KEEP_ALIVE) and state it in `worker_keep_alive`",
+            )
+
+    def _check_limits(self, limits: dict[str, Any]) -> None:
+        for key, least in (("body", 1), ("header", _MIN_HEADER), ("connections", 1)):
+            value = limits.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
+                self.complain(("limits", key), f"expected at least {least}, got {value}; no request could pass")
+
+    def _check_traces(self, traces: dict[str, Any]) -> None:
+        where: Where = ("telemetry", "traces")
+        self._check_url(traces.get("endpoint"), (*where, "endpoint"), base=False)
+        if traces.get("exporter") == "file" and not traces.get("file"):
+            self.complain((*where, "exporter"), "the exporter `file` needs `file:` with a path beside it")
+        headers = _mapping(traces, "headers")
+        for name, value in headers.items():
+            if not _TOKEN.fullmatch(name):
+                self.complain((*where, "headers", name), "no valid name of a header")
+            if isinstance(value, str) and value and not _FIELD_VALUE.fullmatch(value):
+                self.complain((*where, "headers", name), _bad_field_value(value, "header"))
+
+
+def _bad_field_value(value: str, noun: str) -> str:
+    """What is wrong with a secret that is sent in a header, without showing it."""
+    if not value:
+        return f"the {noun} is empty; is its variable set to nothing? Remove the line if none is needed"
+    if value != value.strip():
+        return f"the {noun} has spaces or a line break around it (a secret read from a file?); remove them"
+    return f"the {noun} has characters that no header can carry (line breaks, control characters or non-Latin letters)"
+
+
+def _same_host(one: str, other: str) -> bool:
+    return one.lower() == other.lower() or (one in _LOOPBACK and other in _LOOPBACK and "localhost" in {one, other})
+
+
+def _mapping(data: dict[str, Any], key: str) -> dict[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(data: dict[str, Any], key: str) -> list[Any]:
+    value = data.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def invalid_anywhere(value: Any, invalid: object) -> bool:
+    """Whether `value` is or contains the marker `invalid`."""
+    return any(item is invalid for item in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
