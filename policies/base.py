@@ -153,6 +153,14 @@ class Decision:
     policy: str
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """What a filter, scorer or picker may be besides: told of every decision of its policy, right after it was made."""
+
+    def observe(self, request: RouteRequest, decision: Decision) -> None:
+        """Remember what the next decision needs. Whoever keeps something per worker bounds it: workers come and go."""
+
+
 class Policy(Protocol):
     """What the gateway asks: one candidate of those given, or None when no filter let one through."""
 

@@ -1,0 +1,160 @@
+"""A policy as filters, scorers and one picker, and what happens when one of them misbehaves."""
+
+import operator
+from collections.abc import Sequence
+from math import isfinite
+from random import Random
+from typing import Final
+
+from policies.base import Candidate, Decision, Filter, Observer, Picker, RouteRequest, Scorer
+
+FAULT_LENGTH: Final = 300
+"""Characters kept of a fault's text: an exception's message may be as long as the request that caused it."""
+
+
+class StepError(Exception):
+    """A filter, scorer or picker returned something that its Protocol does not allow."""
+
+
+class Pipeline:
+    """Filters in order, then the weighted sum of the scorers' costs, then the picker.
+
+    A step may be somebody else's code. If one raises, or returns what its Protocol does not allow, the decision is made
+    all the same: by least load among the candidates that the other filters let through. `faults` and `last_fault` say so;
+    the caller logs them, at most once a minute. A step gets tuples, so it cannot change what another one sees.
+
+    Attributes:
+        name: as configured.
+        faults: how often a step misbehaved.
+        last_fault: which step and how, the last time; empty if none ever did.
+    """
+
+    __slots__ = (
+        "_filters",
+        "_observers",
+        "_picker",
+        "_rng",
+        "_scorer",
+        "_scorers",
+        "faults",
+        "last_fault",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        filters: Sequence[Filter],
+        scorers: Sequence[tuple[Scorer, float]],
+        picker: Picker,
+        rng: Random | None = None,
+    ) -> None:
+        """Scorers of weight 0 are left out; without any, all candidates cost the same. `rng` breaks ties after a fault."""
+        self.name = name
+        self.faults = 0
+        self.last_fault = ""
+        self._rng = rng or Random()
+        self._filters = tuple(step.filter for step in filters)
+        self._scorers = tuple((scorer.score, weight) for scorer, weight in scorers if weight != 0)
+        self._scorer = self._scorers[0][0] if len(self._scorers) == 1 and self._scorers[0][1] == 1 else None
+        self._picker = picker.pick
+        steps: list[object] = [*filters, *(scorer for scorer, _ in scorers), picker]
+        self._observers = tuple(step.observe for step in steps if isinstance(step, Observer))
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.name} faults={self.faults}>"
+
+    def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
+        """Choose one of `candidates`; None when the filters let none through.
+
+        With one candidate left there is nothing to weigh: neither scorers nor the picker are asked, and `costs` is empty.
+        """
+        kept = tuple(candidates)
+        broken = False
+        for step in self._filters:
+            try:
+                passed = step(request, kept)
+                if passed is not kept:
+                    kept = _subset(passed, kept)
+            except Exception as error:  # noqa: BLE001 - plug-ins may raise anything; the request must go on
+                self._fault(step, error)
+                broken = True
+        if not kept:
+            return None
+        if len(kept) == 1:
+            decision = Decision(kept[0], kept, (), self.name)
+        elif broken:
+            decision = self._least_loaded(kept)
+        else:
+            decision = self._choose(request, kept)
+        for observe in self._observers:
+            try:
+                observe(request, decision)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fault(observe, error)
+        return decision
+
+    def _choose(self, request: RouteRequest, kept: tuple[Candidate, ...]) -> Decision:
+        """Score and pick among two or more candidates."""
+        step: object = self._scorer
+        try:
+            if self._scorer is not None:
+                costs = tuple(self._scorer(request, kept))
+                _check_costs(costs, len(kept))
+            else:
+                costs = (0.0,) * len(kept)
+                for score, weight in self._scorers:
+                    step = score
+                    scored = tuple(score(request, kept))
+                    _check_costs(scored, len(kept))
+                    costs = tuple([cost + weight * more for cost, more in zip(costs, scored, strict=True)])
+            step = self._picker
+            index = _check_index(self._picker(request, kept, costs), len(kept))
+            return Decision(kept[index], kept, costs, self.name)
+        except Exception as error:  # noqa: BLE001 - plug-ins may raise anything; the request must go on
+            self._fault(step, error)
+            return self._least_loaded(kept)
+
+    def _least_loaded(self, kept: tuple[Candidate, ...]) -> Decision:
+        """The fallback: fewest requests in flight, ties at random."""
+        costs = tuple([float(candidate.worker.in_flight) for candidate in kept])
+        least = min(costs)
+        chosen = self._rng.choice([candidate for candidate, cost in zip(kept, costs, strict=True) if cost == least])
+        return Decision(chosen, kept, costs, self.name)
+
+    def _fault(self, step: object, error: Exception) -> None:
+        """Count a fault and keep its text; `step` is the bound method that was called."""
+        self.faults += 1
+        owner = type(getattr(step, "__self__", step)).__qualname__
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 - a plug-in's exception may not even have a text
+            text = ""
+        kind = "" if isinstance(error, StepError) else f"{type(error).__name__}: "
+        self.last_fault = f"{owner}: {kind}{text}"[:FAULT_LENGTH]
+
+
+def _subset(passed: Sequence[Candidate], kept: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    """What a filter let through, as a tuple; raises StepError when it is not part of what the filter was given."""
+    result = tuple(passed)
+    members = set(result)
+    if len(members) != len(result) or not members.issubset(kept):
+        raise StepError("returned candidates that it was not given, or one twice")
+    return result
+
+
+def _check_costs(costs: tuple[float, ...], count: int) -> None:
+    """Raise StepError unless there are `count` finite costs."""
+    if len(costs) != count:
+        raise StepError(f"returned {len(costs)} costs for {count} candidates")
+    # A sum carries every NaN and infinity along at the speed of C; it may also overflow on costs that are fine.
+    if not isfinite(sum(costs)) and not all(map(isfinite, costs)):
+        raise StepError("returned a cost that is not finite")
+
+
+def _check_index(index: int, count: int) -> int:
+    """`index` as an int (numpy's integers have their own types); raises StepError unless it points at a candidate."""
+    index = operator.index(index)
+    if not 0 <= index < count:
+        raise StepError(f"picked index {index} of {count} candidates")
+    return index

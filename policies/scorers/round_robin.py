@@ -1,0 +1,50 @@
+"""Whoever waited longest for a request is next."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from policies.base import Candidate, Decision, RouteRequest
+
+REMEMBERED: Final = 1024
+"""Workers remembered beside twice the candidates of the last decision; the least recently served are forgotten first."""
+
+
+class RoundRobin:
+    """Cost: place in the line, as a share in [0, 1]: 0 for the worker served least recently, 1 for the one served last.
+
+    Instead of a position that wanders through a list, each worker has the number of the decision that served it last. So
+    workers that come, go, fail or are left out of some requests do not move the others' turns, and a retry takes the turn
+    of the worker it went to. Workers not served yet come first, in random order (if the picker breaks ties at random).
+
+    A worker of weight w (slow start) has its turn every 1/w rounds: with n candidates it is placed n · (1/w - 1)
+    decisions further back.
+    """
+
+    __slots__ = ("_served", "_tick")
+
+    def __init__(self) -> None:
+        self._tick = 0
+        self._served: dict[str, int] = {}  # worker id -> tick, least recently served first
+
+    def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
+        """The share for each."""
+        served = self._served.get
+        turns: list[float] = [served(candidate.worker.id, 0) for candidate in candidates]
+        for index, candidate in enumerate(candidates):
+            if candidate.worker.weight < 1:
+                turns[index] += len(candidates) * (1 / candidate.worker.weight - 1)
+        first = min(turns)
+        span = max(turns) - first
+        if not span:
+            return [0.0] * len(turns)
+        return [(turn - first) / span for turn in turns]
+
+    def observe(self, request: RouteRequest, decision: Decision) -> None:  # noqa: ARG002
+        """Send the chosen worker to the end of the line."""
+        served = self._served
+        self._tick += 1
+        worker_id = decision.chosen.worker.id
+        served.pop(worker_id, None)
+        served[worker_id] = self._tick
+        while len(served) > 2 * len(decision.candidates) + REMEMBERED:
+            del served[next(iter(served))]
