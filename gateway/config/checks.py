@@ -5,7 +5,7 @@ has the right type, so a problem is reported once.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -44,7 +44,6 @@ class Checker:
         """Complain about everything that is wrong in `data`."""
         self._check_addresses(data)
         self._check_models(data)
-        self._check_policies(data)
         self._check_health(_mapping(data, "health"), ("health",))
         self._check_pool(_mapping(data, "pool"))
         self._check_limits(_mapping(data, "limits"))
@@ -58,9 +57,10 @@ class Checker:
             where = where[:-1]
         return self._marks.get((), NOWHERE)
 
-    def complain(self, where: Where, message: str) -> None:
-        """Take a problem with the value at `where` down."""
-        self._source.complain(self.mark(where), where, message)
+    def complain(self, where: Where, message: str, *, at_key: bool = False) -> None:
+        """Take a problem with the value at `where` down, or with its key."""
+        mark = self._key_marks.get(where) if at_key else None
+        self._source.complain(mark or self.mark(where), where, message)
 
     def _check_addresses(self, data: dict[str, Any]) -> None:
         hosts: list[Any] = []
@@ -134,7 +134,7 @@ class Checker:
                 known = choices(self._drivers)
                 self.complain(
                     (*where, "driver"),
-                    f'no driver is called "{clip(driver)}"{did_you_mean(driver, self._drivers)} Known drivers: {known}',
+                    f'no driver is called "{clip(driver)}"{did_you_mean(driver, self._drivers) or "."} Known drivers: {known}',
                 )
             key = worker.get("api_key")
             if isinstance(key, str) and not _FIELD_VALUE.fullmatch(key):
@@ -213,7 +213,7 @@ class Checker:
         if isinstance(profile, str) and profile not in self._profiles:
             self.complain(
                 (*where, "profile"),
-                f'no profile is called "{clip(profile)}"{did_you_mean(profile, self._profiles)} '
+                f'no profile is called "{clip(profile)}"{did_you_mean(profile, self._profiles) or "."} '
                 f"Known profiles: {choices(self._profiles)}",
             )
         buckets = _list(capabilities, "prefill_buckets")
@@ -223,23 +223,6 @@ class Checker:
                 self.complain(
                     (*where, "prefill_buckets", index),
                     f"expected more than {before}, got {bucket}: buckets are token counts in rising order",
-                )
-
-    def _check_policies(self, data: dict[str, Any]) -> None:
-        for name, policy in _mapping(data, "policies").items():
-            if not isinstance(policy, dict):
-                continue
-            where: Where = ("policies", name)
-            steps = [key for key in ("filters", "scorers", "picker") if policy.get(key)]
-            if policy.get("preset") is not None and steps:
-                self.complain(
-                    (*where, steps[0]),
-                    "a policy has either a `preset` with `parameters` or steps of its own; remove one",
-                )
-            elif policy.get("parameters") and policy.get("preset") is None:
-                self.complain(
-                    (*where, "parameters"),
-                    "only a `preset` takes parameters here; add `preset:` or move them into a step",
                 )
 
     def _check_health(self, health: dict[str, Any], where: Where) -> None:
@@ -315,19 +298,3 @@ def _list(data: dict[str, Any], key: str) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def invalid_anywhere(value: Any, invalid: object) -> bool:
-    """Whether `value` is or contains the marker `invalid`."""
-    return any(item is invalid for item in _leaves(value))
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value

@@ -4,25 +4,20 @@
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from backends.registry import DRIVERS
-from gateway.config.checks import Checker, invalid_anywhere
+from gateway.config.checks import Checker
+from gateway.config.policies import PolicyCheck, registry_check, usable_part
 from gateway.config.problems import NOWHERE, ConfigError, Mark, Problem, Where, format_path
 from gateway.config.schema import PROFILES, Config, Policy
 from gateway.config.source import MAX_BYTES, Source
 from gateway.config.walk import INVALID, Walker
-
-PolicyCheck = Callable[[Mapping[str, Policy], Collection[str]], Iterable[tuple[Where, str]]]
-"""Checks policies: given the sections by name and the names that models use, yields (where, what is wrong).
-
-`where` is the way from the top of the file, such as ``("policies", "mine", "scorers", 0, "type")``; for a name that a model
-uses and that does not exist it is ``("use", name)``, and each place that uses it is complained about.
-"""
+from policies.registry import Registry
 
 
 def load(
@@ -38,7 +33,7 @@ def load(
     Args:
         path: a UTF-8 YAML file; it is named in complaints as given here.
         environ: where ``${NAME}`` comes from.
-        known_policies: checks policies' names and parameters; None: `gateway.config.policies.check_policies`.
+        known_policies: checks policies' names and parameters; None: with what is built in and installed.
         drivers: names of drivers that exist.
         profiles: names of capability profiles that exist.
 
@@ -128,13 +123,15 @@ def _check_policies(data: dict[str, Any], checker: Checker, known_policies: Poli
         if isinstance(model, dict) and isinstance(name := model.get("policy", "leastload"), str):
             uses.setdefault(name, []).append(("models", index, "policy"))
     sections = data.get("policies", {})
-    if not isinstance(sections, dict) or known_policies is None:
+    if not isinstance(sections, dict):
         return
-    broken = {name for name, section in sections.items() if invalid_anywhere(section, INVALID)}
-    policies = {name: msgspec.convert(section, Policy) for name, section in sections.items() if name not in broken}
-    for where, message in known_policies(policies, uses.keys() - broken):
+    check = known_policies or registry_check(Registry.default())
+    policies = {name: usable_part(section, INVALID) for name, section in sections.items()}
+    whole = {name: policy for name, policy in policies.items() if policy is not None}
+    check = known_policies or registry_check(Registry.default())
+    for where, message in check(whole, uses.keys() - (sections.keys() - whole.keys())):
         if where[:1] == ("use",):
             for place in uses.get(str(where[1]), ()):
                 checker.complain(place, message)
         else:
-            checker.complain(where, message)
+            checker.complain(where, message, at_key=where[-2:-1] == ("parameters",))

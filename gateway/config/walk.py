@@ -90,9 +90,11 @@ class Walker:
         fields = {field.encode_name: field for field in kind.fields}
         secrets: frozenset[str] = getattr(kind.cls, "secrets", frozenset())
         data: dict[str, Any] = {}
+        meant: set[str | None] = set()
         for key, mark in node.keys.items():
             self.key_marks[*where, key] = mark
             if key not in fields:
+                meant.add(nearest(key, fields))
                 self._source.complain(mark, (*where, key), self._unknown(key, fields))
                 continue
             value = node.entries[key]
@@ -100,10 +102,11 @@ class Walker:
                 self._mask(value)
             data[key] = self._walk(value, fields[key].type, (*where, key), secret=key in secrets)
         for name, field in fields.items():
-            if field.required and name not in node.keys:
+            if field.required and name not in node.keys and name not in meant:
                 message = f"missing, and needed; add `{name}:` with {describe(field.type)}"
                 self._source.complain(node.mark, (*where, name), message)
-                data[name] = INVALID
+            if field.required:
+                data.setdefault(name, INVALID)
         return data
 
     def _unknown(self, key: str, fields: dict[str, Any]) -> str:
@@ -341,7 +344,7 @@ def _unit_remedy(text: str, unit: str) -> str:
 
 
 def _homes(kind: inspect.Type, path: str = "", homes: dict[str, str] | None = None) -> dict[str, str]:
-    """For each key of the schema, the first section that knows it, as in ``models[].workers[]``."""
+    """For each key of the schema, the section nearest to the top that knows it, as in ``models[].workers[]``."""
     homes = {} if homes is None else homes
     match kind:
         case inspect.Metadata():
@@ -354,8 +357,10 @@ def _homes(kind: inspect.Type, path: str = "", homes: dict[str, str] | None = No
         case inspect.DictType():
             _homes(kind.value_type, f"{path}.NAME", homes)
         case inspect.StructType():
+            here = f"`{path}`" if path else "the top level of the file"
             for field in kind.fields:
-                homes.setdefault(field.encode_name, f"`{path}`" if path else "the top level of the file")
+                if path.count(".") < homes.get(field.encode_name, "." * 9).count("."):
+                    homes[field.encode_name] = here
             for field in kind.fields:
                 _homes(field.type, f"{path}.{field.encode_name}" if path else field.encode_name, homes)
     return homes
