@@ -1,0 +1,104 @@
+"""One question of the control plane to a worker: a small GET with a deadline, and in words why it failed."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from gateway.fleet.worker import Worker
+
+MAX_ANSWER = 1024 * 1024
+"""Bytes read of an answer; more is no health report and no list of models."""
+
+LATE = 0.25
+"""A deadline that fires this many seconds late says that our own event loop stood still, not that the worker did."""
+
+_HEADERS: Mapping[str, str] = {"accept": "*/*", "user-agent": "warmroute-health"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: `status` and `body`, or an `error` in words.
+
+    `timed_out`: the worker had not answered at the deadline. `our_fault`: the deadline means nothing, see `LATE`.
+    """
+
+    status: int = 0
+    body: bytes = b""
+    error: str | None = None
+    timed_out: bool = False
+    our_fault: bool = False
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session fit for `ask`: no cookies, no proxies from the environment, connections for a thousand workers.
+
+    Idle connections are kept for 4 s, below vLLM's keep-alive of 5 s. Must be called in a running loop and closed.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+    )
+
+
+async def ask(session: aiohttp.ClientSession, worker: Worker, path: str, seconds: float) -> Answer:
+    """GET `path` of `worker` with our key for it. Never raises but for cancellation; redirects are not followed.
+
+    Args:
+        session: of `open_session`, or alike.
+        worker: whom to ask.
+        path: starts with a slash; comes after the path of the worker's URL.
+        seconds: for everything, from the connection to the last byte.
+    """
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            session.get(
+                worker.url + path,
+                headers={**_HEADERS, **worker.request_headers()},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+            ) as response,
+        ):
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_ANSWER:
+                    response.close()
+                    return Answer(error=f"GET {path} answered more than {MAX_ANSWER} bytes")
+            return Answer(response.status, bytes(body))
+    except TimeoutError:
+        late = clock() - started > seconds + LATE
+        return Answer(error=f"GET {path} not answered within {seconds:g} s", timed_out=True, our_fault=late)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return Answer(error=f"GET {path}: {_in_words(error)}")
+
+
+def _in_words(error: Exception) -> str:
+    """A short stable reason, without addresses or bytes that the worker chose."""
+    cause: BaseException | None = error
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+    match cause:
+        case ConnectionRefusedError():
+            return "connection refused"
+        case socket.gaierror() | aiohttp.ClientConnectorDNSError():
+            return "name not known"
+        case ssl.SSLError() | aiohttp.ClientSSLError():
+            return "TLS failed"
+        case aiohttp.ServerDisconnectedError() | ConnectionResetError():
+            return "connection closed before an answer"
+        case aiohttp.ClientPayloadError():
+            return "answer broke off"
+        case aiohttp.ClientResponseError() | ValueError():
+            return "answer is no valid HTTP"
+        case OSError() if cause.strerror:
+            return cause.strerror.lower()
+        case _:
+            return type(error).__name__

@@ -1,0 +1,218 @@
+"""The routing table: which fleet serves a model's name, and which workers are in it.
+
+`Fleets` is never changed in place. A reload builds a new one that takes over the workers and policies that stay, with
+everything they know, and the caller swaps one reference; requests in flight go on with the fleet that they started with.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from backends.registry import driver_named
+from gateway.config.schema import Config, Health, Model, Retries, Timeouts
+from gateway.fleet.worker import Worker, WorkerState
+from policies.base import Policy
+
+PolicyBuilder = Callable[[str], Policy]
+"""Builds the policy that the configuration calls by this name: a section of `policies`, or a preset."""
+
+
+class Fleet:
+    """All workers that serve one model.
+
+    Attributes:
+        name: the model's name, as clients and `aliases` resolve to it.
+        aliases: other names that clients may use.
+        policy_name: what the configuration calls the policy.
+        policy: chooses among `candidates`. Each fleet has its own.
+        workers: in the order of the configuration.
+        candidates: the workers' own persistent candidates, in the same order.
+        timeouts, retries, health: this model's sections, or the top-level ones.
+    """
+
+    __slots__ = ("aliases", "candidates", "health", "name", "policy", "policy_name", "retries", "timeouts", "workers")
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        workers: list[Worker],
+        policy: Policy,
+        timeouts: Timeouts,
+        retries: Retries,
+        health: Health,
+    ) -> None:
+        """The last three are the top-level sections, used where `model` has none of its own."""
+        self.name = model.name
+        self.aliases = model.aliases
+        self.policy_name = model.policy
+        self.policy = policy
+        self.workers = workers
+        self.candidates = [worker.candidate for worker in workers]
+        self.timeouts = model.timeouts or timeouts
+        self.retries = model.retries or retries
+        self.health = model.health or health
+
+    def __repr__(self) -> str:
+        return f"<Fleet {self.name} workers={len(self.workers)}>"
+
+    @property
+    def ready(self) -> int:
+        """How many workers are `READY`."""
+        return sum(worker.state is WorkerState.READY for worker in self.workers)
+
+
+class Fleets:
+    """The fleets of one `Config`, by name and alias.
+
+    Attributes:
+        config: what it was built from.
+        departed: workers of earlier configurations that still had requests in flight when this one was made.
+    """
+
+    __slots__ = ("_build_policy", "_by_name", "_fleets", "_only", "config", "departed")
+
+    def __init__(
+        self, config: Config, fleets: list[Fleet], build_policy: PolicyBuilder, departed: list[Worker] | None = None
+    ) -> None:
+        self.config = config
+        self.departed = departed or []
+        self._build_policy = build_policy
+        self._fleets = {fleet.name: fleet for fleet in fleets}
+        # Names are written last: a name is never hidden by another fleet's alias.
+        self._by_name = {alias: fleet for fleet in reversed(fleets) for alias in fleet.aliases} | self._fleets
+        self._only = fleets[0] if len(fleets) == 1 else None
+
+    @classmethod
+    def from_config(cls, config: Config, build_policy: PolicyBuilder) -> "Fleets":
+        """Build every fleet of `config`, all workers `WARMING`.
+
+        Raises:
+            UnknownDriverError: a worker names a driver that does not exist.
+            Exception: whatever `build_policy` raises.
+        """
+        return cls(config, [], build_policy).updated(config)
+
+    def updated(self, config: Config, build_policy: PolicyBuilder | None = None) -> "Fleets":
+        """The table for `config`, made from this one.
+
+        A worker stays the same object (state, counters, pooled connections) when its URL, driver and model are the
+        same; its id, API key and capabilities then follow `config`. A policy stays when its name and section did.
+        New workers are `WARMING`; those that are in no fleet any more become `GONE`.
+
+        Nothing changes when this raises: every part that can fail is built before a worker is touched.
+
+        Args:
+            config: the new configuration.
+            build_policy: builds from the new `policies` section; None: the builder of this table.
+
+        Raises:
+            UnknownDriverError: a worker names a driver that does not exist.
+            Exception: whatever `build_policy` raises.
+        """
+        build = build_policy or self._build_policy
+        policies = [self._kept_policy(config, model) or build(model.policy) for model in config.models]
+        drivers = {name: driver_named(name) for name in {w.driver for model in config.models for w in model.workers}}
+
+        pool = _Pool(self)
+        members = [
+            [
+                pool.take(model.name, section.url, section.driver, section.model or model.name)
+                or Worker(url=section.url, driver=drivers[section.driver], model=section.model or model.name)
+                for section in model.workers
+            ]
+            for model in config.models
+        ]
+        _configure(config, members)
+        fleets = [
+            Fleet(
+                model,
+                workers=workers,
+                policy=policy,
+                timeouts=config.timeouts,
+                retries=config.retries,
+                health=config.health,
+            )
+            for model, workers, policy in zip(config.models, members, policies, strict=True)
+        ]
+        departed = [worker for worker in self.departed if worker.in_flight]
+        for worker in pool.rest():
+            worker.state = WorkerState.GONE
+            worker.routable = False
+            worker.probe = None
+            departed.append(worker)
+        return Fleets(config, fleets, build, departed)
+
+    def __iter__(self) -> Iterator[Fleet]:
+        return iter(self._fleets.values())
+
+    def __len__(self) -> int:
+        return len(self._fleets)
+
+    def resolve(self, model: str | None) -> Fleet | None:
+        """The fleet that a request's `model` means: its name or an alias; no model means the only fleet there is."""
+        if model is None:
+            return self._only
+        return self._by_name.get(model)
+
+    def names(self) -> Iterator[tuple[str, Fleet]]:
+        """Every name that `resolve` knows: each fleet's own, then its aliases."""
+        for fleet in self:
+            for name in (fleet.name, *fleet.aliases):
+                if self._by_name[name] is fleet:
+                    yield name, fleet
+
+    def workers(self) -> Iterator[Worker]:
+        """Every worker of every fleet."""
+        for fleet in self:
+            yield from fleet.workers
+
+    def _kept_policy(self, config: Config, model: Model) -> Policy | None:
+        """The policy object that `model` had, if its configuration is the same."""
+        fleet = self._fleets.get(model.name)
+        if fleet is None or fleet.policy_name != model.policy:
+            return None
+        same = self.config.policies.get(model.policy) == config.policies.get(model.policy)
+        return fleet.policy if same else None
+
+
+class _Pool:
+    """The workers of the old table, to be taken by identity, each once."""
+
+    def __init__(self, fleets: Fleets) -> None:
+        self._free: dict[tuple[str, str, str], list[tuple[str, Worker]]] = defaultdict(list)
+        for fleet in fleets:
+            for worker in fleet.workers:
+                if worker.state is not WorkerState.GONE:
+                    self._free[worker.url, worker.driver.name, worker.model].append((fleet.name, worker))
+
+    def take(self, fleet: str, url: str, driver: str, model: str) -> Worker | None:
+        """A worker of this identity, that of the fleet of the same name if there are several."""
+        free = self._free.get((url.rstrip("/"), driver, model))
+        if not free:
+            return None
+        index = next((i for i, (name, _) in enumerate(free) if name == fleet), 0)
+        return free.pop(index)[1]
+
+    def rest(self) -> list[Worker]:
+        """Those that nobody took."""
+        return [worker for free in self._free.values() for _, worker in free]
+
+
+def _configure(config: Config, members: list[list[Worker]]) -> None:
+    """Write what may change in a worker's life from `config` to the workers of each model, in the same order.
+
+    An id is as configured, else ``host:port``. One server may stand in several fleets (LoRA adapters, say): its later
+    appearances are called ``host:port@model``, so that an id means one worker in headers, metrics and the drain API.
+    """
+    taken = {section.id for model in config.models for section in model.workers if section.id}
+    for model, workers in zip(config.models, members, strict=True):
+        for section, worker in zip(model.workers, workers, strict=True):
+            address = f"{worker.host}:{worker.port}"
+            choices = itertools.chain(
+                (address, f"{address}@{model.name}"), (f"{address}@{model.name}#{n}" for n in itertools.count(2))
+            )
+            worker.id = section.id or next(choice for choice in choices if choice not in taken)
+            taken.add(worker.id)
+            worker.api_key = section.api_key
+            worker.capabilities = section.capabilities
