@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 
 class CapabilitiesView(Protocol):
     """What a worker can do; None where it is not known. See `gateway.config.schema.Capabilities`."""
@@ -136,9 +138,8 @@ class Picker(Protocol):
         """The index of the chosen candidate; `candidates` and `costs` have the same length, at least one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Which candidate was chosen and why.
+class Decision(msgspec.Struct, frozen=True):
+    """Which candidate was chosen and why. A Struct, because one is made per request: 0.1 us, a frozen dataclass 0.5.
 
     Attributes:
         chosen: one of `candidates`.

@@ -9,7 +9,6 @@ Gateways that see the same workers agree without talking: the order depends on t
 """
 
 from collections.abc import Sequence
-from math import ceil
 from typing import Final
 
 import mmh3
@@ -45,7 +44,7 @@ class Rendezvous:
         return sorted(range(len(hashes)), key=hashes.__getitem__)
 
 
-def bounded_costs(order: Sequence[int], candidates: Sequence[Candidate], factor: float) -> list[float]:
+def bounded_costs(order: list[int], candidates: Sequence[Candidate], factor: float) -> list[float]:
     """Costs that make the cheapest candidate the first in `order` whose load stays within the bound.
 
     A worker may hold at most ``ceil(factor · (total + 1) · weight / sum of weights)`` requests, this one included (Mirrokni,
@@ -57,15 +56,17 @@ def bounded_costs(order: Sequence[int], candidates: Sequence[Candidate], factor:
     loads = [candidate.worker.in_flight for candidate in candidates]
     weights = [candidate.worker.weight for candidate in candidates]
     share = factor * (sum(loads) + 1) / sum(weights)
-    free = [index for index in order if loads[index] < ceil(share * weights[index])]
-    if len(free) < len(loads):
-        is_free = set(free)
-        free += [index for index in order if index not in is_free]
+    full = [index for index in order if loads[index] >= share * weights[index]]  # as loads are whole, no ceil is needed
+    if full:
+        left_out = set(full)
+        order = [index for index in order if index not in left_out] + full
     costs = [0.0] * len(loads)
     step = 0.5 / len(loads)
-    for place, index in enumerate(free):
-        costs[index] = 0.5 + step * place
-    costs[free[0]] = 0.0
+    cost = 0.5
+    for index in order:
+        costs[index] = cost
+        cost += step
+    costs[order[0]] = 0.0
     return costs
 
 

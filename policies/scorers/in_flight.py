@@ -16,4 +16,4 @@ class InFlight:
 
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
         """``in_flight / weight`` for each."""
-        return [(worker := candidate.worker).in_flight / worker.weight for candidate in candidates]
+        return [candidate.worker.in_flight / candidate.worker.weight for candidate in candidates]

@@ -29,15 +29,16 @@ class RoundRobin:
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
         """The share for each."""
         served = self._served.get
-        turns: list[float] = [served(candidate.worker.id, 0) for candidate in candidates]
-        for index, candidate in enumerate(candidates):
-            if candidate.worker.weight < 1:
-                turns[index] += len(candidates) * (1 / candidate.worker.weight - 1)
+        count = len(candidates)
+        turns = [
+            served(candidate.worker.id, 0)
+            if candidate.worker.weight == 1
+            else served(candidate.worker.id, 0) + count * (1 / candidate.worker.weight - 1)
+            for candidate in candidates
+        ]
         first = min(turns)
         span = max(turns) - first
-        if not span:
-            return [0.0] * len(turns)
-        return [(turn - first) / span for turn in turns]
+        return [(turn - first) / span for turn in turns] if span else [0.0] * count
 
     def observe(self, request: RouteRequest, decision: Decision) -> None:  # noqa: ARG002
         """Send the chosen worker to the end of the line."""
