@@ -14,7 +14,7 @@ from backends.registry import DRIVERS
 from gateway.config.checks import Checker
 from gateway.config.policies import PolicyCheck, registry_check, usable_part
 from gateway.config.problems import NOWHERE, ConfigError, Mark, Problem, Where, format_path
-from gateway.config.schema import PROFILES, Config, Policy
+from gateway.config.schema import PROFILES, Config
 from gateway.config.source import MAX_BYTES, Source
 from gateway.config.walk import INVALID, Walker
 from policies.registry import Registry
@@ -125,7 +125,6 @@ def _check_policies(data: dict[str, Any], checker: Checker, known_policies: Poli
     sections = data.get("policies", {})
     if not isinstance(sections, dict):
         return
-    check = known_policies or registry_check(Registry.default())
     policies = {name: usable_part(section, INVALID) for name, section in sections.items()}
     whole = {name: policy for name, policy in policies.items() if policy is not None}
     check = known_policies or registry_check(Registry.default())

@@ -61,8 +61,7 @@ def _without_invalid(data: dict[str, Any], invalid: object) -> dict[str, Any]:
     return {
         key: _without_invalid(value, invalid) if isinstance(value, dict) else value
         for key, value in data.items()
-        if value is not invalid
-        and not (isinstance(value, list) and invalid in value and key != "filters" and key != "scorers")
+        if value is not invalid and not (isinstance(value, list) and invalid in value and key not in _STAND_INS)
     }
 
 
