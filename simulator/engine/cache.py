@@ -1,0 +1,188 @@
+"""The device's block pool with its prefix cache, and the tiers below it.
+
+Blocks have no numbers here. A block is either *cached*, under its chained key and with a count of the requests that use it, or
+*private* to one request, and then only counted. Two facts keep this exact. A request that uses a key uses every key before it.
+And keys whose last user leaves join the eviction order tail first, so that a key is always evicted after all that continue it.
+Hence the cached keys of a chain are always its beginning.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from simulator.engine.outputs import BlockKey
+
+Link = tuple[BlockKey, BlockKey | None]
+"""A key and the key before it in its chain (None at the start)."""
+
+
+class DeviceCache:
+    """The device pool: free blocks, blocks in use, and cached blocks that nobody uses, evicted least recently used first.
+
+    vLLM keeps a second copy of a block that two requests computed at the same time. Here the later one takes over the
+    earlier one's block, so that a key is held once.
+
+    Attributes:
+        total: blocks in the pool.
+        free: blocks that hold nothing.
+    """
+
+    __slots__ = ("_parents", "_unused", "_users", "free", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.free = total
+        self._users: dict[BlockKey, int] = {}
+        self._parents: dict[BlockKey, BlockKey | None] = {}
+        self._unused: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._users
+
+    def __len__(self) -> int:
+        """How many keys are cached, in use or not."""
+        return len(self._users)
+
+    @property
+    def keys(self) -> frozenset[BlockKey]:
+        """The cached keys."""
+        return frozenset(self._users)
+
+    @property
+    def in_use(self) -> int:
+        """Blocks that running requests hold."""
+        return self.total - self.free - len(self._unused)
+
+    def held(self, keys: Sequence[BlockKey], limit: int) -> int:
+        """How many leading ones of the first `limit` keys are cached."""
+        users = self._users
+        for index in range(limit):
+            if keys[index] not in users:
+                return index
+        return limit
+
+    def fits(self, keys: Sequence[BlockKey], held: int, blocks: int) -> bool:
+        """Whether `blocks` more can be had while the first `held` keys stay."""
+        available = self.free + len(self._unused) - blocks
+        if available < 0:
+            return False
+        # Held keys without a user count as available above, but would be in use.
+        return available >= held or available >= sum(1 for key in keys[:held] if key in self._unused)
+
+    def take(self, keys: Sequence[BlockKey], held: int) -> None:
+        """Use the first `held` keys, all of which are cached."""
+        users = self._users
+        for index in range(held):
+            key = keys[index]
+            count = users[key]
+            if not count:
+                del self._unused[key]
+            users[key] = count + 1
+
+    def allocate(self, blocks: int) -> list[Link]:
+        """Make `blocks` private blocks; they must fit. Returns what was evicted for them, leaf first."""
+        evicted: list[Link] = []
+        while self.free < blocks:
+            key, _ = self._unused.popitem(last=False)
+            del self._users[key]
+            evicted.append((key, self._parents.pop(key)))
+            self.free += 1
+        self.free -= blocks
+        return evicted
+
+    def store(self, keys: Sequence[BlockKey], start: int, stop: int) -> int:
+        """Cache a request's private blocks under ``keys[start:stop]``, which it uses from now on.
+
+        The request uses all keys before `start` already. Returns the index of the first key that was not cached yet; it
+        and those after it are new.
+        """
+        users = self._users
+        first_new = start
+        for index in range(start, stop):
+            key = keys[index]
+            count = users.get(key)
+            if count is None:
+                users[key] = 1
+                self._parents[key] = keys[index - 1] if index else None
+                continue
+            if not count:
+                del self._unused[key]
+            users[key] = count + 1
+            self.free += 1
+            first_new = index + 1
+        return first_new
+
+    def release(self, keys: Sequence[BlockKey], shared: int, private: int) -> None:
+        """A request gives back its first `shared` keys and its `private` blocks."""
+        users = self._users
+        for index in range(shared - 1, -1, -1):
+            key = keys[index]
+            count = users[key] - 1
+            users[key] = count
+            if not count:
+                self._unused[key] = None
+        self.free += private
+
+    def clear(self) -> None:
+        """Forget every key. No block may be in use."""
+        self.free = self.total
+        self._users.clear()
+        self._parents.clear()
+        self._unused.clear()
+
+
+class Tier:
+    """Copies of blocks in slower memory, evicted least recently used first. Several engines may share one as their l2."""
+
+    __slots__ = ("_parents", "capacity")
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` is in blocks; 0 holds nothing."""
+        self.capacity = capacity
+        self._parents: OrderedDict[BlockKey, BlockKey | None] = OrderedDict()
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._parents
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    @property
+    def keys(self) -> frozenset[BlockKey]:
+        """What it holds."""
+        return frozenset(self._parents)
+
+    def held(self, keys: Sequence[BlockKey], start: int, limit: int) -> int:
+        """Index of the first of ``keys[start:limit]`` that is not here; `limit` when all are."""
+        parents = self._parents
+        for index in range(start, limit):
+            if keys[index] not in parents:
+                return index
+        return limit
+
+    def put(self, links: Iterable[Link]) -> tuple[list[Link], list[Link]]:
+        """Copy blocks here, given leaf first so that a chain also leaves from its end. Returns what is new, what left."""
+        if not self.capacity:
+            return [], []
+        parents = self._parents
+        new: list[Link] = []
+        for key, parent in links:
+            if key in parents:
+                parents.move_to_end(key)
+            else:
+                parents[key] = parent
+                new.append((key, parent))
+        removed = [parents.popitem(last=False) for _ in range(len(parents) - self.capacity)]
+        return new, removed
+
+    def touch(self, keys: Sequence[BlockKey], count: int) -> None:
+        """The first `count` keys were used: they are evicted later than others, from their end."""
+        parents = self._parents
+        for index in range(count - 1, -1, -1):
+            if keys[index] in parents:
+                parents.move_to_end(keys[index])
+
+    def clear(self) -> tuple[BlockKey, ...]:
+        """Forget everything. Returns what was here."""
+        keys = tuple(self._parents)
+        self._parents.clear()
+        return keys
