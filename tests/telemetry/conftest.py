@@ -1,0 +1,98 @@
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from gateway.config.schema import Telemetry, Traces
+from gateway.fleet.worker import Worker
+
+
+class Vllm:
+    name = "vllm"
+
+
+@pytest.fixture
+def worker():
+    return Worker(url="http://127.0.0.1:9001/base", driver=Vllm(), model="m", worker_id="w1")
+
+
+@dataclass
+class Received:
+    """A span as the collector got it, with attributes as a plain dict."""
+
+    span: object
+    resource: dict
+    attributes: dict
+
+
+@dataclass
+class Collector:
+    """An OTLP/HTTP collector: answers `status`, or nothing while `hanging`."""
+
+    endpoint: str = ""
+    status: int = 200
+    hanging: bool = False
+    requests: int = 0
+    spans: list = field(default_factory=list)
+    headers: dict = field(default_factory=dict)
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request):
+        body = await request.read()
+        async with self.arrived:
+            self.requests += 1
+            self.headers = dict(request.headers)
+            if self.status == 200 and not self.hanging:
+                self.spans += _decoded(body)
+            self.arrived.notify_all()
+        if self.hanging:
+            await self.released.wait()
+        return web.Response(status=self.status)
+
+    async def until(self, condition):
+        async with asyncio.timeout(10), self.arrived:
+            await self.arrived.wait_for(condition)
+
+
+def _plain(pairs):
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}
+
+
+def _decoded(body):
+    message = ExportTraceServiceRequest.FromString(body)
+    return [
+        Received(span, _plain(resource.resource.attributes), _plain(span.attributes))
+        for resource in message.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+
+
+@pytest.fixture
+async def collector(monkeypatch):
+    # The exporter's HTTP client looks at the environment's proxies.
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    collector = Collector()
+    app = web.Application()
+    app.router.add_post("/v1/traces", collector.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    collector.endpoint = f"http://127.0.0.1:{runner.addresses[0][1]}/v1/traces"
+    yield collector
+    collector.released.set()
+    await runner.cleanup()
+
+
+@pytest.fixture
+def otlp(collector):
+    def configured(**traces):
+        return Telemetry(
+            service_name="gw",
+            traces=Traces(**{"exporter": "otlp", "endpoint": collector.endpoint, "sample": 1.0, **traces}),
+        )
+
+    return configured
