@@ -1,0 +1,246 @@
+"""The composition root: builds every part of a gateway from one `Config`, starts it, reloads it, stops it.
+
+Nothing is built at import and nothing is global, so a process (a test, the demo) may run several gateways.
+"""
+
+import asyncio
+import gc
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway import __version__
+from gateway.config.reload import ConfigWatcher
+from gateway.fleet.asking import open_session
+from gateway.fleet.fleet import Fleets
+from gateway.fleet.health import HealthMonitor
+from gateway.fleet.models import ModelCards
+from gateway.http.headers import RequestIds
+from gateway.http.proxy import Proxy
+from gateway.http.routes import ROUTES
+from gateway.http.server import GatewayServer
+from gateway.http.sweep import Sweeper, gateway_stopping
+from gateway.http.upstream import UpstreamPool
+from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
+from gateway.tasks import TaskGroup
+from gateway.telemetry.collector import Readings
+from gateway.telemetry.logs import RequestLog
+from gateway.telemetry.loop import LoopMonitor
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.spans import Tracing
+from policies.registry import Registry
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+
+_log = structlog.get_logger(__name__)
+
+_BACKLOG = 4096
+_POLL = 0.02
+_FLUSH = 1.0
+
+
+class Gateway:
+    """One gateway: the data listener, the admin listener, and all that stands behind them.
+
+    Attributes:
+        port: of the data listener, once started (the configured one may have been 0).
+        admin_port: of the admin listener, once started.
+    """
+
+    def __init__(
+        self,
+        config: "Config",
+        *,
+        config_path: Path | None = None,
+        registry: Registry | None = None,
+        logs_dropped: Callable[[], int] = int,
+    ) -> None:
+        """Build the parts. Must be called in a running event loop.
+
+        Args:
+            config: what to do.
+            config_path: the file it came from, to be watched; None: no reload.
+            registry: of policies; default: the built-in ones and installed plug-ins.
+            logs_dropped: how many log lines were lost, for the metrics.
+
+        Raises:
+            PolicyError, UnknownDriverError: `config` was not checked by `gateway.config.load`.
+        """
+        loop = asyncio.get_running_loop()
+        self.config = config
+        self._loop = loop
+        self._registry = registry or Registry.default()
+        self._fleets = Fleets.from_config(config, lambda name: self._registry.build(name, config.policies))
+        self._cards = ModelCards(self._fleets, created=int(time.time()))
+        self._session = open_session()
+        self._health = HealthMonitor(self._session, self._fleets, cards=self._cards)
+        self._pool = UpstreamPool(idle=config.pool.idle, max_idle=config.pool.max_idle)
+        self._sweeper = Sweeper(loop, self._pool, config.limits.header_read)
+        self._monitor = LoopMonitor()
+        self._tasks = TaskGroup("gateway")
+        self._tracing = Tracing.from_config(config.telemetry)
+        self.metrics = Metrics(paths=ROUTES, version=__version__)
+        self._name_labels()
+        self.proxy = Proxy(
+            config,
+            self._fleets,
+            health=self._health,
+            cards=self._cards,
+            pool=self._pool,
+            sweeper=self._sweeper,
+            metrics=self.metrics,
+            tracing=self._tracing,
+            request_log=RequestLog(config.telemetry.logs.requests),
+            ids=RequestIds(secrets.token_hex(8)),
+            loop=loop,
+        )
+        self._server = GatewayServer(
+            self.proxy.handle,
+            on_refused=self.proxy.refused,
+            max_connections=config.limits.connections,
+            keep_alive=config.limits.keep_alive,
+            loop=loop,
+        )
+        self._logs_dropped = logs_dropped
+        self._read_metrics()
+        self._admin = AdminServer(config.admin, self._admin_sources(), __version__)
+        self._watcher = ConfigWatcher(config_path, config, self._reconfigure) if config_path is not None else None
+        self._listener: asyncio.Server | None = None
+        self.port = config.listen.port
+
+    @property
+    def admin_port(self) -> int:
+        """Of the admin listener."""
+        return self._admin.port
+
+    async def start(self) -> None:
+        """Bind both listeners and begin to watch the workers.
+
+        Raises:
+            OSError: an address is taken or not ours.
+        """
+        self._monitor.start()
+        try:
+            await self._admin.start()
+            listen = self.config.listen
+            self._listener = await self._loop.create_server(self._server, listen.host, listen.port, backlog=_BACKLOG)
+        except OSError:
+            await self._close()
+            raise
+        self.port = self._listener.sockets[0].getsockname()[1]
+        self._sweeper.start(self._server)
+        self._health.start()
+        if self._watcher is not None:
+            self._watcher.start()
+        # What exists now lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+
+    async def wait_ready(self, timeout: float) -> bool:  # noqa: ASYNC109 - a result, no error
+        """Wait until every fleet has a worker that takes requests; False after `timeout` seconds."""
+        return await self._health.wait_ready(timeout)
+
+    def request_reload(self) -> None:
+        """Read the configuration file again: what SIGHUP does."""
+        if self._watcher is not None:
+            self._watcher.request_reload()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Readiness off, no new connections, let running requests end; after `grace` seconds end them with an error."""
+        grace = self.config.grace if grace is None else grace
+        self.proxy.draining = True
+        if self._watcher is not None:
+            await self._watcher.stop()
+        if self._listener is not None:
+            self._listener.close()
+        # Idle connections have nothing to lose; busy ones are closed by their answer's `Connection: close`.
+        self._server.close_idle()
+        if not await self._until_idle(grace):
+            self.proxy.stopping = True
+            for exchange in list(self._sweeper.exchanges):
+                exchange.fail(gateway_stopping())
+            await self._until_idle(_FLUSH)
+        await self._close()
+
+    async def _until_idle(self, seconds: float) -> bool:
+        """Wait until no request is in flight and what was written has left; False when that takes longer."""
+        deadline = self._loop.time() + seconds
+        while self.metrics.in_flight or self._server.unsent():
+            if self._loop.time() >= deadline:
+                return False
+            await asyncio.sleep(_POLL)
+        return True
+
+    async def _close(self) -> None:
+        self.proxy.stopping = True
+        await self._server.shutdown(_FLUSH)
+        await self._health.stop()
+        self._sweeper.stop()
+        self._pool.close()
+        await self._admin.stop()
+        await self._session.close()
+        self._monitor.stop()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.shutdown)
+
+    def _reconfigure(self, config: "Config") -> None:
+        """Put another configuration into effect: all of it, or nothing when a part can't be built."""
+        fleets = self._fleets.updated(config, lambda name: self._registry.build(name, config.policies))
+        tracing = self._tracing
+        if config.telemetry != self.config.telemetry:
+            tracing = Tracing.from_config(config.telemetry)
+        before, self._tracing = self._tracing, tracing
+        self._fleets = fleets
+        self.config = config
+        self._pool.max_idle_seconds = config.pool.idle
+        self._pool.max_idle = config.pool.max_idle
+        self._sweeper.header_read = config.limits.header_read
+        self._server.max_connections = config.limits.connections
+        self._health.update(fleets)
+        self._name_labels()
+        self.proxy.reconfigure(config, fleets, tracing, RequestLog(config.telemetry.logs.requests))
+        if before is not None and before is not tracing:
+            # Spans of requests under way still end in the old one; its exporter is flushed when it goes.
+            self._tasks.spawn("tracing-shutdown", asyncio.to_thread(before.shutdown))
+
+    def _name_labels(self) -> None:
+        self.metrics.configured(
+            [fleet.name for fleet in self._fleets], [worker.id for worker in self._fleets.workers()]
+        )
+
+    def _read_metrics(self) -> None:
+        def dropped() -> dict[str, int]:
+            return {
+                "spans": self._tracing.dropped if self._tracing is not None else 0,
+                "logs": self._logs_dropped(),
+            }
+
+        self.metrics.readings = Readings(
+            workers=lambda: [(fleet.name, worker) for fleet in self._fleets for worker in fleet.workers],
+            upstream_sockets=self._pool.counts,
+            client_connections=lambda: len(self._server.connections_open),
+            dropped=dropped,
+            loop=self._monitor,
+        )
+
+    def _admin_sources(self) -> AdminSources:
+        def fleets() -> list[FleetStatus]:
+            return [FleetStatus(fleet.name, fleet.ready, len(fleet.workers)) for fleet in self._fleets]
+
+        def reload() -> ReloadStatus:
+            watcher = self._watcher
+            if watcher is None:
+                return ReloadStatus()
+            return ReloadStatus(watcher.last_error is None, watcher.last_error, watcher.last_reload_time)
+
+        def metrics(accept: str | None) -> tuple[bytes, str]:
+            if self._watcher is not None:
+                self.metrics.reloads = {True: self._watcher.reloads_ok, False: self._watcher.reloads_failed}
+            return self.metrics.render(accept)
+
+        return AdminSources(fleets=fleets, metrics=metrics, reload=reload, draining=lambda: self.proxy.draining)

@@ -1,0 +1,115 @@
+"""One request's way through the gateway: what is known of it, and how its head and body are read."""
+
+from typing import TYPE_CHECKING, Any
+
+from gateway.http.body import MultipartModel, check_length, parse_json, read_body, requested_model
+from gateway.http.errors import client_error, method_not_allowed
+from gateway.http.headers import RequestHead, RequestIds, scan_request
+from gateway.http.routes import Body, Route
+from gateway.telemetry.metrics import Outcome
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Limits
+    from gateway.fleet.fleet import Fleet
+    from gateway.fleet.worker import Worker
+    from gateway.http.server import Request
+    from gateway.telemetry.spans import ServerSpan
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Journey:
+    """What is known of one request; grows as it goes.
+
+    Attributes:
+        request: the client's, from aiohttp's parser.
+        route: which API path.
+        target: the request target with its query, as it goes to the worker.
+        start: loop time when the head was there.
+        head: the header fields, once read.
+        body: the client's bytes.
+        parsed: the JSON object in them; empty for other bodies.
+        model: the name the client used, or None.
+        fleet: who serves it.
+        worker: of the latest attempt.
+        attempts: how many have begun.
+        retrying: it counts against the retry budget.
+        status: of the answer that the client got, 0 when it got none.
+        first_byte: seconds from `start` to the first byte of the answer, or None.
+    """
+
+    __slots__ = (
+        "attempts",
+        "body",
+        "bytes_out",
+        "error_type",
+        "first_byte",
+        "fleet",
+        "head",
+        "model",
+        "multipart",
+        "outcome",
+        "parsed",
+        "request",
+        "retrying",
+        "route",
+        "span",
+        "start",
+        "status",
+        "target",
+        "worker",
+    )
+
+    def __init__(self, request: "Request", route: Route, target: str, start: float) -> None:
+        self.request = request
+        self.route = route
+        self.target = target
+        self.start = start
+        self.head: RequestHead | None = None
+        self.body = b""
+        self.parsed: dict[str, Any] = {}
+        self.multipart: MultipartModel | None = None
+        self.model: str | None = None
+        self.fleet: Fleet | None = None
+        self.worker: Worker | None = None
+        self.span: ServerSpan | None = None
+        self.attempts = 0
+        self.retrying = False
+        self.status = 0
+        self.outcome = Outcome.FAILED
+        self.error_type: str | None = None
+        self.first_byte: float | None = None
+        self.bytes_out = 0
+
+    @property
+    def request_id(self) -> bytes:
+        """As sent back in ``x-request-id``; empty before the head was read."""
+        return self.head.request_id if self.head is not None else b""
+
+    async def read(self, ids: RequestIds, limits: "Limits") -> None:
+        """Read head and body and find the model's name.
+
+        Raises:
+            GatewayError: what is wrong with the request.
+        """
+        request = self.request
+        message = request.message
+        self.head = head = scan_request(message.raw_headers, peer=request.connection.peer, ids=ids, limit=limits.header)
+        if message.method != "POST":
+            raise method_not_allowed("POST")
+        if message.version not in {(1, 1), (1, 0)}:
+            raise client_error(505, "http_version", "The HTTP version is not supported; use HTTP/1.1.", close=True)
+        check_length(head.content_length, limits.body)
+        if head.expects_continue and not request.payload.is_eof() and request.connection.transport is not None:
+            request.connection.transport.write(_CONTINUE)
+        self.body = body = await read_body(request.payload, limit=limits.body, rate=limits.body_rate)
+        if self.route.body is Body.JSON:
+            self.parsed = parse_json(body)
+            self.model = requested_model(self.parsed)
+        else:
+            self.multipart = MultipartModel(_content_type(message.raw_headers), body)
+            self.model = self.multipart.model
+
+
+def _content_type(raw: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return next((value for name, value in raw if name.lower() == b"content-type"), b"")

@@ -1,0 +1,410 @@
+"""The walk of a request: bytes to decision to relay to outcome.
+
+`Proxy.handle` is what aiohttp's server calls for each request. Whatever happens, its ``finally`` counts the request out exactly
+once, with exactly one of three outcomes: completed, client gone, failed.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from gateway.errors import GatewayError, Retry, Source
+from gateway.fleet.states import FailureKind
+from gateway.http.body import with_model
+from gateway.http.errors import client_error, error_answer, unexpected
+from gateway.http.headers import RequestIds
+from gateway.http.journey import Journey
+from gateway.http.local import LocalAnswers, model_not_found
+from gateway.http.relay import Exchange, set_deadlines
+from gateway.http.routes import ROUTES
+from gateway.http.server import CLOSE, KEEP, Answered, Request
+from gateway.http.upstream import upstream_error
+from gateway.telemetry.metrics import Outcome
+from gateway.telemetry.w3c import is_valid_traceparent
+from policies.base import RouteRequest
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.fleet.fleet import Fleet, Fleets
+    from gateway.fleet.health import HealthMonitor
+    from gateway.fleet.models import ModelCards
+    from gateway.fleet.worker import Worker
+    from gateway.http.sweep import Sweeper
+    from gateway.http.upstream import UpstreamPool
+    from gateway.telemetry.logs import RequestLog
+    from gateway.telemetry.metrics import Metrics
+    from gateway.telemetry.spans import AttemptSpan, Tracing
+
+_log = structlog.get_logger(__name__)
+
+_NO_STATUSES: frozenset[int] = frozenset()
+_NOT_IMPLEMENTED = 501
+_KINDS: Mapping[str, FailureKind] = {
+    "upstream_connect": FailureKind.CONNECT,
+    "upstream_connect_timeout": FailureKind.CONNECT,
+    "upstream_timeout_first_byte": FailureKind.TIMEOUT,
+    "upstream_timeout_idle": FailureKind.TIMEOUT,
+    "upstream_timeout_total": FailureKind.TIMEOUT,
+    "upstream_reset": FailureKind.BROKE_OFF,
+    "upstream_reset_midstream": FailureKind.BROKE_OFF,
+    "upstream_protocol": FailureKind.BROKE_OFF,
+}
+
+
+class Proxy:
+    """The handler of the data listener.
+
+    Attributes:
+        fleets: the routing table; replaced as a whole by `reconfigure`.
+        draining: the gateway is being stopped: answers ask clients to close their connection.
+        stopping: the grace period is over.
+    """
+
+    def __init__(
+        self,
+        config: "Config",
+        fleets: "Fleets",
+        *,
+        health: "HealthMonitor",
+        cards: "ModelCards",
+        pool: "UpstreamPool",
+        sweeper: "Sweeper",
+        metrics: "Metrics",
+        tracing: "Tracing | None",
+        request_log: "RequestLog",
+        ids: RequestIds,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._health = health
+        self._pool = pool
+        self._sweeper = sweeper
+        self._metrics = metrics
+        self._ids = ids
+        self._loop = loop
+        self._retrying = 0
+        self.draining = False
+        self.stopping = False
+        self._local = LocalAnswers(
+            cards, ids=ids, limits=config.limits, any_routable=self._any_routable, refused=self.refused
+        )
+        self.reconfigure(config, fleets, tracing, request_log)
+
+    def reconfigure(
+        self, config: "Config", fleets: "Fleets", tracing: "Tracing | None", request_log: "RequestLog"
+    ) -> None:
+        """Use another configuration for requests from now on; those under way keep theirs."""
+        self.fleets = fleets
+        self._tracing = tracing
+        self._request_log = request_log
+        self._limits = self._local.limits = config.limits
+        self._name_worker = config.headers.worker
+        self._log_successes = config.telemetry.logs.requests > 0
+
+    def refused(self, error: GatewayError) -> None:
+        """Count an answer to something that never became a request to a model."""
+        self._metrics.refused(error.error_type)
+
+    async def handle(self, request: Request) -> Answered:
+        """Answer one request."""
+        message = request.message
+        target = message.path
+        if target.startswith(("http://", "https://")):
+            # The absolute form (RFC 9112, section 3.2.2). Its authority decides nothing; Host is checked all the same.
+            target = "/" + target.partition("://")[2].partition("/")[2]
+        route = ROUTES.get(target) or ROUTES.get(target.partition("?")[0])
+        if route is None:
+            return await self._local.answer(request, target.partition("?")[0])
+        self._metrics.request_started()
+        journey = Journey(request, route, target, self._loop.time())
+        try:
+            if self._tracing is not None:
+                journey.span = self._tracing.server_span(message.method, route.path, message.headers)
+            await journey.read(self._ids, self._limits)
+            journey.fleet = fleet = self._resolve(journey.model)
+            return await self._relay(journey, fleet)
+        except GatewayError as error:
+            return self._failed(journey, error)
+        except asyncio.CancelledError:
+            journey.outcome = Outcome.FAILED if self.stopping else Outcome.CLIENT_GONE
+            journey.error_type = "gateway_stopping" if self.stopping else "client_disconnect"
+            raise
+        except Exception:  # noqa: BLE001 - the last resort: this request fails, all others go on
+            _log.exception("request handler failed", path=route.path)
+            return self._failed(journey, unexpected())
+        finally:
+            self._ended(journey)
+
+    def _any_routable(self) -> bool:
+        return any(worker.routable for worker in self.fleets.workers())
+
+    def _resolve(self, model: str | None) -> "Fleet":
+        fleet = self.fleets.resolve(model)
+        if fleet is not None:
+            return fleet
+        if model is None:
+            raise client_error(
+                400, "invalid_request", "`model` is missing; GET /v1/models lists what there is.", param="model"
+            )
+        raise model_not_found()
+
+    async def _relay(self, journey: Journey, fleet: "Fleet") -> Answered:
+        """Decide, send, relay; again with another worker as long as that is safe and allowed."""
+        request = RouteRequest(
+            model=fleet.name,
+            path=journey.route.path,
+            headers=journey.request.message.headers,
+            body=journey.parsed,
+            now=journey.start,
+        )
+        while True:
+            decision = fleet.policy.decide(request, fleet.candidates)
+            if decision is None:
+                raise _no_healthy_worker()
+            worker = cast("Worker", decision.chosen.worker)
+            # Nothing is awaited between the decision and this line: the next decision sees this request.
+            lease = worker.acquire(request.prompt_tokens)
+            try:
+                journey.worker = worker
+                journey.attempts += 1
+                may_retry = journey.attempts < fleet.retries.attempts and self._may_retry(fleet)
+                error = await self._attempt(journey, fleet, worker, may_retry=may_retry)
+            finally:
+                lease.release()
+            if error is None:
+                return self._completed(journey)
+            if not may_retry or not self._may_retry(fleet):
+                raise error
+            self._metrics.retry(error.error_type)
+            if not journey.retrying:
+                journey.retrying = True
+                self._retrying += 1
+            request.attempt += 1
+            request.tried = (*request.tried, worker.id)
+
+    def _may_retry(self, fleet: "Fleet") -> bool:
+        """Whether the budget has room: a share of the requests in flight, and never less than a few."""
+        retries = fleet.retries
+        return self._retrying < max(retries.budget_min, retries.budget * self._metrics.in_flight)
+
+    async def _attempt(
+        self, journey: Journey, fleet: "Fleet", worker: "Worker", *, may_retry: bool
+    ) -> GatewayError | None:
+        """Ask one worker.
+
+        Returns:
+            None when an answer was relayed; else what went wrong, if another worker may try.
+
+        Raises:
+            GatewayError: the request has failed for good.
+        """
+        span = journey.span.attempt(worker, fleet.name, journey.attempts - 1) if journey.span is not None else None
+        reused = False
+        exchange: Exchange | None = None
+        error_type: str | None = None
+        try:
+            body = _body_for(journey, worker)
+            # A second try must not meet another connection that died in the pool.
+            connection = self._pool.take(worker) if journey.attempts == 1 else None
+            if connection is None:
+                connection = await self._pool.connect(worker, fleet.timeouts.connect)
+            else:
+                reused = True
+            exchange = self._exchange(journey, fleet, worker, may_retry=may_retry)
+            exchange.prepare(connection, _head_for(journey, worker, span, len(body)), body)
+            relayed = await self._exchanged(journey, exchange)
+            status = exchange.status
+            self._judge(worker, status)
+            if relayed:
+                return None
+            error_type = str(status)
+            return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
+        except GatewayError as error:
+            error_type = error.error_type
+            stale = reused and error.retry is Retry.IF_REUSED
+            if not stale and (kind := _KINDS.get(error_type)) is not None:
+                self._health.failed(worker, kind)
+            if stale or error.retry is Retry.YES:
+                return error
+            raise
+        except asyncio.CancelledError:
+            error_type = "client_disconnect"
+            raise
+        finally:
+            status = 0
+            if exchange is not None:
+                status = exchange.status
+                journey.bytes_out = exchange.bytes_out
+                if exchange.started:
+                    journey.status = status
+                    journey.first_byte = exchange.first_byte - journey.start
+            self._metrics.attempt_ended(worker.id, error_type)
+            if span is not None:
+                span.end(status or None, error_type, journey.first_byte)
+
+    def _exchange(self, journey: Journey, fleet: "Fleet", worker: "Worker", *, may_retry: bool) -> Exchange:
+        message = journey.request.message
+        own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
+        if self._name_worker:
+            own += b"x-warmroute-worker: %b\r\n" % worker.id.encode()
+        exchange = Exchange(
+            journey.request.connection,
+            self._pool,
+            loop=self._loop,
+            dialect=journey.route.dialect,
+            own_lines=own,
+            http10=message.version != (1, 1),
+            keep_alive=not (message.should_close or message.upgrade or self.draining),
+            retry_statuses=fleet.retries.statuses if may_retry else _NO_STATUSES,
+        )
+        set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.parsed.get("stream") is True)
+        return exchange
+
+    async def _exchanged(self, journey: Journey, exchange: Exchange) -> bool:
+        """Let the two sockets talk until the attempt is over; see `Exchange.wait`."""
+        client = journey.request.connection
+        sweeping = self._sweeper.exchanges
+        sweeping.add(exchange)
+        client.exchange = exchange
+        try:
+            exchange.start()
+            return await exchange.wait()
+        finally:
+            client.exchange = None
+            sweeping.discard(exchange)
+            # After a clean end this does nothing; after a cancellation the worker stops at once.
+            exchange.client_gone()
+            journey.request.keep_alive = exchange.keep_alive
+
+    def _judge(self, worker: "Worker", status: int) -> None:
+        """Tell the health monitor what an answer's status says about its worker."""
+        if status < 400:
+            self._health.succeeded(worker)
+        elif status == 429:
+            self._health.failed(worker, FailureKind.RATE_LIMITED)
+        elif status < 500 or status == _NOT_IMPLEMENTED:
+            self._health.failed(worker, FailureKind.CLIENT_ERROR)
+        else:
+            self._health.failed(worker, FailureKind.SERVER_ERROR)
+
+    # Ends.
+
+    def _completed(self, journey: Journey) -> Answered:
+        if journey.status < 500:
+            journey.outcome = Outcome.COMPLETED
+        if journey.status >= 400:
+            journey.error_type = str(journey.status)
+        return KEEP if journey.request.keep_alive else CLOSE
+
+    def _failed(self, journey: Journey, error: GatewayError) -> Answered:
+        """Answer with `error`, unless a part of the worker's answer has gone out: then the relay has said what there is to say."""
+        request = journey.request
+        journey.error_type = error.error_type
+        journey.outcome = Outcome.COMPLETED if error.status < 500 and error.source is Source.CLIENT else Outcome.FAILED
+        if journey.status:
+            journey.outcome = Outcome.CLIENT_GONE if error.source is Source.CLIENT else Outcome.FAILED
+            return CLOSE
+        journey.status = error.status
+        if not journey.attempts:
+            self._metrics.refused(error.error_type)
+        keep_alive = (
+            not (error.close or self.draining or request.message.should_close or request.message.upgrade)
+            and request.payload.is_eof()
+            and request.message.version == (1, 1)
+        )
+        if request.connection.transport is not None:
+            answer = error_answer(
+                error, dialect=journey.route.dialect, request_id=journey.request_id, close=not keep_alive
+            )
+            request.connection.transport.write(answer)
+            journey.bytes_out = len(answer)
+        return KEEP if keep_alive else CLOSE
+
+    def _ended(self, journey: Journey) -> None:
+        """Count the request out: always called, exactly once."""
+        if journey.retrying:
+            self._retrying -= 1
+        fleet = journey.fleet
+        model = fleet.name if fleet is not None else ""
+        duration = self._loop.time() - journey.start
+        self._metrics.request_ended(
+            model,
+            journey.route.path,
+            journey.status,
+            journey.outcome,
+            duration,
+            journey.first_byte,
+            journey.bytes_out,
+            journey.error_type,
+        )
+        span = journey.span
+        worker_id = journey.worker.id if journey.worker is not None else None
+        if span is not None:
+            span.end(
+                journey.status,
+                journey.outcome,
+                journey.error_type,
+                model=model or None,
+                worker_id=worker_id,
+                request_id=journey.request_id.decode(),
+                policy=fleet.policy_name if fleet is not None else None,
+                attempts=journey.attempts,
+                first_byte=journey.first_byte,
+                bytes_out=journey.bytes_out,
+            )
+        if self._log_successes or journey.outcome is Outcome.FAILED:
+            self._request_log.ended(
+                request_id=journey.request_id.decode(),
+                trace_id=span.trace_id if span is not None else None,
+                model=model or None,
+                path=journey.route.path,
+                worker=worker_id,
+                status=journey.status,
+                outcome=journey.outcome,
+                error_type=journey.error_type,
+                duration=duration,
+                first_byte=journey.first_byte,
+                attempts=journey.attempts,
+                bytes_out=journey.bytes_out,
+            )
+
+
+def _body_for(journey: Journey, worker: "Worker") -> bytes:
+    """The body that `worker` gets: the client's own bytes, unless the model has another name there."""
+    model = journey.model
+    if model == worker.model or model is None:
+        return journey.body
+    if journey.multipart is not None:
+        return journey.multipart.replaced(worker.model)
+    return with_model(journey.body, journey.parsed, worker.model)
+
+
+def _head_for(journey: Journey, worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:
+    """The head of the request to `worker`."""
+    head = journey.head
+    assert head is not None
+    if span is not None:
+        trace = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in span.inject()])
+    else:
+        trace = head.trace_lines(is_valid_traceparent) if head.trace else b""
+    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
+        worker.base_path.encode(),
+        journey.target.encode("utf-8", "surrogateescape"),
+        worker.authority,
+        b"authorization: Bearer %b\r\n" % worker.api_key.encode() if worker.api_key else head.authorization,
+        trace,
+        b"".join(head.lines),
+        length,
+    )
+
+
+def _no_healthy_worker() -> GatewayError:
+    return GatewayError(
+        503,
+        "no_healthy_worker",
+        "No worker is ready to take this request.",
+        source=Source.GATEWAY,
+        code="no_healthy_worker",
+        retry_after=1,
+    )

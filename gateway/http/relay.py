@@ -1,0 +1,298 @@
+"""One attempt: a request on its way to one worker, and the answer on its way back.
+
+An `Exchange` stands between an `UpstreamConnection` and a `ClientConnection`. Its methods are called from the two sockets' callbacks and never
+await; the handler awaits `wait()`, which ends in one of three ways: the answer was relayed, the worker said something that another worker may
+do better (nothing was written), or a `GatewayError`.
+"""
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.errors import GatewayError
+from gateway.http.errors import error_event
+from gateway.http.headers import response_head
+from gateway.http.routes import Dialect
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from gateway.config.schema import Timeouts
+    from gateway.http.upstream import UpstreamConnection, UpstreamPool
+
+_TAIL = 8
+
+
+class Client(Protocol):
+    """What an exchange needs of the client's connection."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None once the client is gone."""
+
+    @property
+    def writing_paused(self) -> bool:
+        """The client does not read as fast as we write."""
+
+
+class Exchange:
+    """One attempt at one worker.
+
+    Attributes:
+        started: a byte of the answer went to the client; from here on there is no other worker.
+        first_byte: loop time of the first relayed byte, or 0.
+        bytes_out: bytes written to the client for this answer.
+        moved: set by every byte that moved; the sweeper clears it to see silence.
+        since: loop time when the present silence was first seen (owned by the sweeper).
+        paused: the worker is not read because the client does not keep up.
+        keep_alive: whether the client's connection may carry another request; final once `wait` has returned.
+        status: the worker's status, or 0.
+        stream: the answer is a stream of server-sent events.
+        encoded: the answer has a content coding, so nothing readable can be added to it.
+        first_byte_deadline, total_deadline: loop times, infinity for none; the second does not hold for streams.
+        silence: seconds of silence after the first byte that are too long.
+    """
+
+    __slots__ = (
+        "_chunk_out",
+        "_connection",
+        "_dialect",
+        "_done",
+        "_framed",
+        "_http10",
+        "_last",
+        "_loop",
+        "_own_lines",
+        "_pool",
+        "_request",
+        "_retry_statuses",
+        "_write",
+        "bytes_out",
+        "client",
+        "encoded",
+        "first_byte",
+        "first_byte_deadline",
+        "keep_alive",
+        "moved",
+        "paused",
+        "silence",
+        "since",
+        "started",
+        "status",
+        "stream",
+        "total_deadline",
+    )
+
+    def __init__(
+        self,
+        client: Client,
+        pool: "UpstreamPool",
+        *,
+        loop: asyncio.AbstractEventLoop,
+        dialect: Dialect,
+        own_lines: bytes,
+        http10: bool,
+        keep_alive: bool,
+        retry_statuses: "Container[int]",
+    ) -> None:
+        self.client = client
+        self._pool = pool
+        self._loop = loop
+        self._dialect = dialect
+        self._own_lines = own_lines
+        self._http10 = http10
+        self._retry_statuses = retry_statuses
+        self._done: asyncio.Future[None] = loop.create_future()
+        self._connection: UpstreamConnection | None = None
+        transport = client.transport
+        self._write = transport.write if transport is not None else _nowhere
+        self._chunk_out = False
+        self._request = (b"", b"")
+        self._last = b""
+        self._framed = False
+        self.keep_alive = keep_alive
+        self.started = False
+        self.first_byte = 0.0
+        self.first_byte_deadline = self.total_deadline = self.silence = math.inf
+        self.bytes_out = 0
+        self.moved = True
+        self.since = 0.0
+        self.paused = False
+        self.status = 0
+        self.stream = False
+        self.encoded = False
+
+    def prepare(self, connection: "UpstreamConnection", head: bytes, body: bytes) -> None:
+        """Take over `connection` and what is to be sent."""
+        self._connection = connection
+        self._request = (head, body)
+
+    def start(self) -> None:
+        """Send the request."""
+        assert self._connection is not None
+        self._connection.send(self, *self._request)
+        self._request = (b"", b"")
+        if self.client.writing_paused:
+            self.pause()
+
+    async def wait(self) -> bool:
+        """Until the attempt is over.
+
+        Returns:
+            True when an answer was relayed; False when the worker's status is one that another worker may do better: then nothing was
+            written to the client and `status` says what it was.
+
+        Raises:
+            GatewayError: the attempt failed; `started` says whether the client has seen a part of the answer.
+        """
+        await self._done
+        return self.started
+
+    # Called by the upstream connection.
+
+    def begin(self, connection: "UpstreamConnection") -> bool:
+        """The worker's head is there. False: it is not relayed and the connection is closed."""
+        self.status = status = connection.status
+        if status in self._retry_statuses:
+            connection.abort()
+            self._finish()
+            return False
+        framing = b""
+        if connection.bodyless:
+            pass
+        elif connection.length is not None:
+            framing = b"content-length: %d\r\n" % connection.length
+        elif self._http10:
+            self.keep_alive = False
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+            self._chunk_out = True
+            connection.use_raw_chunks()
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        elif self._http10:
+            framing += b"connection: keep-alive\r\n"
+        for name, value in connection.fields:
+            lower = name.lower()
+            if lower == b"content-type":
+                self.stream = value.startswith(b"text/event-stream")
+            elif lower == b"content-encoding":
+                self.encoded = True
+        self._last = response_head(
+            status,
+            connection.reason,
+            connection.fields,
+            framing=framing,
+            own=self._own_lines,
+            connection=connection.connection_field,
+        )
+        self.started = True
+        self.first_byte = self._loop.time()
+        if not connection.has_pieces:
+            self._out(self._last)
+            self._last = b""
+        return True
+
+    def body(self, data: bytes) -> None:
+        """A part of the answer's body, without framing."""
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunk_out and data else data
+        if self.bytes_out:
+            self._out(framed)
+        else:
+            # The head waits for the first piece that came with it: one write instead of two.
+            self._out(self._last + framed)
+        self._last = data
+        self._framed = False
+
+    def chunks(self, data: bytes) -> None:
+        """Whole chunks, framed as they came."""
+        self._write(data)
+        self.bytes_out += len(data)
+        self.moved = True
+        self._last = data
+        self._framed = True
+
+    def end(self, connection: "UpstreamConnection | None" = None) -> None:
+        """The answer is whole; `connection`, when given, may carry another request."""
+        self._connection = None
+        if self._chunk_out:
+            self._out(b"0\r\n\r\n")
+        if connection is not None:
+            self._pool.release(connection)
+        self._finish()
+
+    def fail(self, error: GatewayError) -> None:
+        """The attempt is over: the worker broke off, took too long, or is being given up on."""
+        connection = self._connection
+        self._connection = None
+        if connection is not None and connection.exchange is self:
+            connection.abort()
+        if self.started:
+            self.keep_alive = False
+            self._end_broken(error)
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    # Called by the client's connection.
+
+    def pause(self) -> None:
+        """The client does not keep up: stop reading from the worker."""
+        self.paused = True
+        self.moved = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self.paused = False
+        self.moved = True
+        if self._connection is not None:
+            self._connection.resume()
+
+    def client_gone(self) -> None:
+        """Close the way to the worker now, so that it stops generating; the handler's task is cancelled by its server."""
+        connection = self._connection
+        self._connection = None
+        if connection is not None:
+            connection.abort()
+
+    def _out(self, data: bytes) -> None:
+        if data:
+            self._write(data)
+            self.bytes_out += len(data)
+            self.moved = True
+
+    def _end_broken(self, error: GatewayError) -> None:
+        """Tell the client inside its stream what happened, as far as its framing allows.
+
+        The handler closes the connection. Without the last chunk or the promised length, the client sees by itself that the answer is not
+        whole.
+        """
+        if self.client.transport is None or not self.stream or self.encoded:
+            return
+        tail = self._last[-_TAIL:]
+        if self._framed:
+            tail = tail[:-2]
+        event = error_event(error, self._dialect, tail)
+        if self._chunk_out:
+            self._out(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        elif self._http10:
+            self._out(event)
+
+    def _finish(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+
+def set_deadlines(exchange: Exchange, timeouts: "Timeouts", now: float, *, stream: bool) -> None:
+    """Turn a model's time limits (0: none) into the loop times that the sweeper compares."""
+    if timeouts.first_byte:
+        exchange.first_byte_deadline = now + timeouts.first_byte
+    if timeouts.between_chunks:
+        exchange.silence = timeouts.between_chunks
+    if timeouts.total and not stream:
+        exchange.total_deadline = now + timeouts.total
+
+
+def _nowhere(_data: bytes | bytearray | memoryview) -> None:
+    """Where bytes go when the client is gone before the answer."""

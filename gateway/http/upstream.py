@@ -1,0 +1,414 @@
+"""Connections to workers: the response parser, the pool, and the hot path of the relay.
+
+An `UpstreamConnection` is an asyncio protocol that writes a worker's bytes to the client's transport from within `data_received`: no
+task, no queue, no copy between them. `Exchange` (in `gateway.http.relay`) is what it talks to; the pool keeps idle ones per worker.
+"""
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from gateway.errors import GatewayError, Retry, Source
+from gateway.http.chunks import whole_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.fleet.worker import Worker
+    from gateway.http.relay import Exchange
+
+_MAX_INTERIM = 8
+_MAX_HEAD_BYTES = 128 * 1024
+_BODYLESS = frozenset({204, 304})
+
+
+def upstream_error(error_type: str, message: str, *, status: int = 502, retry: Retry = Retry.NO) -> GatewayError:
+    """An error that a worker or the way to it caused."""
+    return GatewayError(status, error_type, message, source=Source.WORKER, code=error_type, retry=retry)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a worker; carries one exchange at a time.
+
+    Attributes:
+        reused: it has carried an exchange before, so the worker may close it just as we send.
+        idle_since: loop time when it went into the pool.
+        status, reason, fields, connection_field: of the answer that is being read.
+    """
+
+    __slots__ = (
+        "_at_boundary",
+        "_boundary",
+        "_chunked",
+        "_complete",
+        "_excess",
+        "_head_bytes",
+        "_head_complete",
+        "_interim",
+        "_length",
+        "_on_closed",
+        "_parser",
+        "_pieces",
+        "_raw",
+        "connection_field",
+        "exchange",
+        "fields",
+        "idle_since",
+        "reason",
+        "reused",
+        "status",
+        "transport",
+        "worker",
+    )
+
+    def __init__(self, worker: "Worker", on_closed: "Callable[[UpstreamConnection], None]") -> None:
+        """`on_closed` is called once when the connection is gone."""
+        self.worker = worker
+        self._on_closed = on_closed
+        self._parser = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport | None = None
+        self.exchange: Exchange | None = None
+        self.reused = False
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.status = 0
+        self.reason = b""
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.connection_field: bytes | None = None
+        self._head_bytes = 0
+        self._head_complete = False
+        self._complete = False
+        self._chunked = False
+        self._length: int | None = None
+        self._raw = False
+        self._at_boundary = False
+        self._boundary = False
+        self._excess = False
+        self._interim = 0
+        self._pieces: list[bytes] = []
+
+    # What the relay asks.
+
+    def send(self, exchange: "Exchange", head: bytes, body: bytes) -> None:
+        """Send a request; its answer goes to `exchange`."""
+        self.exchange = exchange
+        transport = self.transport
+        if transport is None:
+            self._lost(exchange)
+            return
+        if len(body) < 65536:
+            transport.write(head + body)
+        else:
+            transport.writelines((head, body))
+
+    def pause(self) -> None:
+        """Stop reading: the client does not keep up."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.transport is not None:
+            self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once and forget the exchange: the worker sees the connection go and stops generating."""
+        self.exchange = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def length(self) -> int | None:
+        """The declared length of the answer's body."""
+        return self._length
+
+    @property
+    def has_pieces(self) -> bool:
+        """A part of the body came with the head."""
+        return bool(self._pieces)
+
+    @property
+    def bodyless(self) -> bool:
+        """The answer has no body by its status."""
+        return self.status in _BODYLESS
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Part of asyncio.Protocol."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Part of asyncio.Protocol: an answer that is not complete is broken, unless its end is the connection's."""
+        self.transport = None
+        self._on_closed(self)
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exc is None and self._head_complete and self._length is None and not self._chunked and not self._complete:
+            self.exchange = None
+            exchange.body(b"")
+            exchange.end()
+            return
+        self._lost(exchange)
+
+    def _lost(self, exchange: "Exchange") -> None:
+        self.exchange = None
+        if self._head_complete:
+            error = upstream_error("upstream_reset_midstream", "The worker broke off in the middle of its answer.")
+        elif self.status or self._head_bytes:
+            error = upstream_error("upstream_reset", "The worker broke off in the middle of its answer's head.")
+        else:
+            error = upstream_error(
+                "upstream_reset", "The worker closed the connection without an answer.", retry=Retry.IF_REUSED
+            )
+        exchange.fail(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol, and the hot path: one call for each read, one write to the client."""
+        exchange = self.exchange
+        if exchange is None:
+            # An idle connection has nothing to say; whatever this is, it must not become part of the next answer.
+            self.abort()
+            return
+        if self._at_boundary:
+            end = whole_chunks(data)
+            if end == len(data):
+                exchange.chunks(data)
+                return
+            if end:
+                exchange.chunks(data[:end])
+                data = data[end:]
+        if not self._head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._malformed(exchange)
+            return
+        except httptools.HttpParserError:
+            if not self._complete:
+                self._malformed(exchange)
+                return
+            self._excess = True
+        if not self._head_complete:
+            if self._head_bytes > _MAX_HEAD_BYTES or self._interim > _MAX_INTERIM:
+                self._malformed(exchange)
+            return
+        if not exchange.started and not exchange.begin(self):
+            return
+        pieces = self._pieces
+        if pieces:
+            exchange.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            pieces.clear()
+        if self._complete:
+            self._finish(exchange)
+        else:
+            # Behind a whole chunk (or the head) and nothing of the next: only then may a read be looked at without the parser.
+            self._at_boundary = self._raw and self._boundary and data.endswith(b"\r\n")
+
+    def _finish(self, exchange: "Exchange") -> None:
+        self.exchange = None
+        transport = self.transport
+        clean = (
+            transport is not None
+            and not self._excess
+            and self._parser.should_keep_alive()
+            and (self._chunked or self._length is not None or self.status in _BODYLESS)
+            and transport.get_write_buffer_size() == 0
+        )
+        if clean:
+            self._reset()
+        elif transport is not None:
+            transport.close()
+        exchange.end(self if clean else None)
+
+    def _malformed(self, exchange: "Exchange") -> None:
+        self.abort()
+        exchange.fail(upstream_error("upstream_protocol", "The worker's answer is not valid HTTP."))
+
+    # httptools callbacks. They must not raise: httptools would wrap it.
+
+    def on_message_begin(self) -> None:
+        """A second message behind a complete one: nobody asked for it."""
+        if self._complete:
+            self._excess = True
+
+    def on_status(self, status: bytes) -> None:
+        """The reason phrase (may come in pieces)."""
+        if not self._complete:
+            self.reason += status
+
+    def on_header(self, name: bytes, value: bytes | None) -> None:
+        """One field of the head, or a trailer: those do not travel."""
+        if self._head_complete:
+            return
+        value = value or b""
+        lower = name.lower()
+        if lower == b"content-length":
+            self._length = int(value) if value.isdigit() else None
+        elif lower == b"transfer-encoding":
+            self._chunked = True
+        elif lower == b"connection" and value.lower() not in {b"close", b"keep-alive"}:
+            self.connection_field = value
+        self.fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The head is there; interim answers (1xx) are swallowed."""
+        if self._head_complete:
+            return
+        status = self._parser.get_status_code()
+        if status < 200:
+            return
+        self.status = status
+        self._head_complete = True
+        self._boundary = True
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body, without its framing."""
+        if not self._complete:
+            self._boundary = False
+            self._pieces.append(piece)
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._boundary = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk has ended."""
+        self._boundary = True
+
+    def on_message_complete(self) -> None:
+        """The answer is whole, or an interim one is."""
+        if self._head_complete:
+            self._complete = True
+            return
+        self._interim += 1
+        self.reason = b""
+        self.fields = []
+        self._length = None
+        self._chunked = False
+
+    def use_raw_chunks(self) -> None:
+        """Relay whole chunks as they came: the client takes chunks too."""
+        self._raw = self._chunked
+
+
+class UpstreamPool:
+    """Idle connections by worker, the latest used first.
+
+    A connection is dropped after `idle` seconds, which must be less than the worker keeps its side open: a request sent just as the
+    worker closes is lost (and is then retried, but that costs a round trip).
+    """
+
+    __slots__ = ("_connections", "_idle", "_loop", "_ssl", "max_idle", "max_idle_seconds")
+
+    def __init__(self, *, idle: float, max_idle: int) -> None:
+        """`idle` in seconds; at most `max_idle` idle connections per worker."""
+        self.max_idle_seconds = idle
+        self.max_idle = max_idle
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[Worker, list[UpstreamConnection]] = {}
+        self._connections: set[UpstreamConnection] = set()
+        self._ssl: ssl.SSLContext | None = None
+
+    def take(self, worker: "Worker") -> UpstreamConnection | None:
+        """An idle connection to `worker`, or None."""
+        idle = self._idle.get(worker)
+        oldest = self._loop.time() - self.max_idle_seconds
+        while idle:
+            connection = idle.pop()
+            if connection.transport is None or connection.transport.is_closing():
+                continue
+            if connection.idle_since >= oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, worker: "Worker", timeout: float) -> UpstreamConnection:  # noqa: ASYNC109 - the error says which limit it was
+        """A new connection to `worker`.
+
+        Raises:
+            GatewayError: it could not be made within `timeout` seconds (0: no limit); another worker may be tried.
+        """
+        try:
+            async with asyncio.timeout(timeout or None):
+                _, connection = await self._loop.create_connection(
+                    lambda: UpstreamConnection(worker, self._closed),
+                    worker.host,
+                    worker.port,
+                    ssl=self._ssl_for(worker),
+                )
+        except TimeoutError:
+            raise upstream_error(
+                "upstream_connect_timeout",
+                "The worker did not accept a connection in time.",
+                status=504,
+                retry=Retry.YES,
+            ) from None
+        except (OSError, ssl.SSLError) as error:
+            raise upstream_error(
+                "upstream_connect", "The worker can't be reached.", status=502, retry=Retry.YES
+            ) from error
+        self._connections.add(connection)
+        return connection
+
+    def release(self, connection: UpstreamConnection) -> None:
+        """Keep a connection whose exchange has ended cleanly for the next one."""
+        worker = connection.worker
+        idle = self._idle.get(worker)
+        if idle is None:
+            idle = self._idle[worker] = []
+        if len(idle) >= self.max_idle:
+            connection.abort()
+            return
+        connection.reused = True
+        connection.idle_since = self._loop.time()
+        idle.append(connection)
+
+    def prune(self) -> None:
+        """Close what has been idle for too long; called now and then."""
+        oldest = self._loop.time() - self.max_idle_seconds
+        for worker, idle in list(self._idle.items()):
+            keep = [c for c in idle if c.idle_since >= oldest and c.transport is not None]
+            for connection in idle:
+                if connection.idle_since < oldest:
+                    connection.abort()
+            if keep:
+                self._idle[worker] = keep
+            else:
+                del self._idle[worker]
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """By worker id: open connections and how many of them are idle."""
+        counts: dict[str, tuple[int, int]] = {}
+        for connection in self._connections:
+            opened, idle = counts.get(connection.worker.id, (0, 0))
+            counts[connection.worker.id] = (opened + 1, idle)
+        for worker, connections in self._idle.items():
+            opened, idle = counts.get(worker.id, (0, 0))
+            counts[worker.id] = (opened, idle + len(connections))
+        return counts
+
+    def close(self) -> None:
+        """Close every connection, idle or not."""
+        for connection in list(self._connections):
+            connection.abort()
+        self._idle.clear()
+
+    def _closed(self, connection: UpstreamConnection) -> None:
+        self._connections.discard(connection)
+        idle = self._idle.get(connection.worker)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def _ssl_for(self, worker: "Worker") -> ssl.SSLContext | None:
+        if not worker.tls:
+            return None
+        if self._ssl is None:
+            self._ssl = ssl.create_default_context()
+        return self._ssl
