@@ -33,7 +33,7 @@ class _NoDriver:
 
 def fleet(size: int) -> list[Candidate]:
     """The candidates of a fleet of routable workers."""
-    driver: "Driver" = _NoDriver()  # type: ignore[assignment]
+    driver: Driver = _NoDriver()  # type: ignore[assignment]
     workers = [Worker(url=f"http://10.0.0.{n}:8000", driver=driver, model="m") for n in range(size)]
     for worker in workers:
         worker.routable = True

@@ -100,14 +100,16 @@ class Pipeline:
         try:
             if self._scorer is not None:
                 costs = tuple(self._scorer(request, kept))
-                _check_costs(costs, len(kept))
+                _check_count(costs, len(kept))
+                _check_finite(costs)
             else:
                 costs = (0.0,) * len(kept)
                 for score, weight in self._scorers:
                     step = score
                     scored = tuple(score(request, kept))
-                    _check_costs(scored, len(kept))
+                    _check_count(scored, len(kept))
                     costs = tuple([cost + weight * more for cost, more in zip(costs, scored, strict=True)])
+                    _check_finite(costs)  # finite before: so this scorer, or its weight, is to blame
             step = self._picker
             index = _check_index(self._picker(request, kept, costs), len(kept))
             return Decision(kept[index], kept, costs, self.name)
@@ -143,13 +145,17 @@ def _subset(passed: Sequence[Candidate], kept: tuple[Candidate, ...]) -> tuple[C
     return result
 
 
-def _check_costs(costs: tuple[float, ...], count: int) -> None:
-    """Raise StepError unless there are `count` finite costs."""
+def _check_count(costs: tuple[float, ...], count: int) -> None:
+    """Raise StepError unless there are `count` costs."""
     if len(costs) != count:
         raise StepError(f"returned {len(costs)} costs for {count} candidates")
+
+
+def _check_finite(costs: tuple[float, ...]) -> None:
+    """Raise StepError when a cost is NaN or infinite."""
     # A sum carries every NaN and infinity along at the speed of C; it may also overflow on costs that are fine.
     if not isfinite(sum(costs)) and not all(map(isfinite, costs)):
-        raise StepError("returned a cost that is not finite")
+        raise StepError("returned a cost that is not finite, or too large for its weight")
 
 
 def _check_index(index: int, count: int) -> int:
