@@ -181,6 +181,9 @@ class ConfigWatcher:
         seen = self._signature()
         while True:
             folders = self._folders()
+            if not folders:
+                await asyncio.sleep(_WATCH_RETRY)
+                continue
             try:
                 async with contextlib.aclosing(
                     watchfiles.awatch(*folders, watch_filter=None, recursive=False, debounce=_STEP_MS, step=_STEP_MS)
@@ -196,8 +199,6 @@ class ConfigWatcher:
                     "no file events; the file is looked at from time to time", detail=str(error), seconds=self._poll
                 )
                 return
-            if not folders:
-                await asyncio.sleep(_WATCH_RETRY)
 
     def _folders(self) -> list[Path]:
         """The folder of the path as given and that of the file it leads to."""

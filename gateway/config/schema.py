@@ -52,7 +52,9 @@ class Address(Struct, frozen=True, kw_only=True):
     """Where a listener binds. Port 0 takes any free port (tests)."""
 
     host: str = "127.0.0.1"
+    """The address to bind; 0.0.0.0 or :: for all interfaces."""
     port: Port = 8080
+    """The port; 0 takes any free one."""
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
@@ -62,6 +64,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     """
 
     connect: Seconds = 3.0
+    """Until the TCP (and TLS) connection to the worker stands."""
     first_byte: Seconds = 300.0
     """From the last request byte sent to the first answer byte."""
     between_chunks: Seconds = 120.0
@@ -87,6 +90,7 @@ class Ejection(Struct, frozen=True, kw_only=True):
     """Passive health: a worker whose requests fail is left out for a while."""
 
     consecutive_failures: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """Failed requests in a row after which a worker is ejected."""
     base: Seconds = 5.0
     """The first ejection lasts this long, the n-th n times as long ..."""
     max: Seconds = 300.0
@@ -99,14 +103,19 @@ class Health(Struct, frozen=True, kw_only=True):
     """Active checks of each worker, and what their outcome does."""
 
     interval: Seconds = 2.0
+    """From one check of a worker to the next."""
     timeout: Seconds = 2.0
+    """A check that takes longer has failed."""
     path: str | None = None
     """Overrides the path that the worker's driver would ask."""
     unhealthy_after: Annotated[int, msgspec.Meta(ge=1)] = 2
+    """Failed checks in a row after which a worker takes no new requests."""
     healthy_after: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Good checks in a row after which it does again."""
     slow_start: Seconds = 10.0
     """A worker that becomes ready takes its full share of load only after this long."""
     ejection: Ejection = Ejection()
+    """Leaving out workers whose requests fail."""
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -121,20 +130,30 @@ class Pool(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a worker can do, where it is known better than discovered. None means: discover or use the profile."""
+    """What a worker can do, where it is known better than discovered. What is left out is discovered or taken from the profile."""
 
     profile: str | None = None
     """A built-in profile: trn2-70b, trn1-8b, inf2-8b, h100-8b, h100x2-32b."""
     block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Tokens per KV block."""
     kv_capacity_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Tokens that the KV cache in device memory holds."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Prompt and answer together, in tokens."""
     slots: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Requests that run at once."""
     prefill_buckets: tuple[int, ...] | None = None
+    """Token counts, rising, to which prompts are padded (Neuron)."""
     segment_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """A cached prefix counts in whole segments of this many tokens (Neuron)."""
     max_prefix_bucket: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The longest cached prefix, in tokens, that the worker can use (Neuron)."""
     prefix_caching: bool | None = None
+    """Whether the worker reuses prefixes at all."""
     role: Literal["both", "prefill", "decode"] = "both"
+    """Its part where prefill and decode are done by different workers."""
     lora_adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters that it has loaded."""
 
 
 class Worker(Struct, frozen=True, kw_only=True):
@@ -143,7 +162,9 @@ class Worker(Struct, frozen=True, kw_only=True):
     secrets = frozenset({"api_key"})
 
     url: str
+    """Base URL, http or https, without the /v1; a path before it is allowed."""
     driver: Name = "openai"
+    """What kind of worker it is: vllm, neuron, sglang or openai."""
     id: Name | None = None
     """How it is called in headers, metrics and traces; default: host:port of the URL."""
     api_key: str | None = None
@@ -151,47 +172,63 @@ class Worker(Struct, frozen=True, kw_only=True):
     model: Name | None = None
     """What this worker calls the model, if not by the fleet's name."""
     capabilities: Capabilities = Capabilities()
+    """What it can do, as far as that is known better than it can be discovered."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
     """A fleet: the workers that serve one model."""
 
     name: Name
+    """What clients ask for and what the workers call it; unique in the file, with all aliases."""
     aliases: tuple[Name, ...] = ()
     """Other names that clients may use; rewritten to `name` on the way out."""
     policy: Name = "leastload"
+    """Who chooses the worker: a preset (roundrobin, leastload, p2c, session, chwbl) or a name under `policies`."""
     workers: tuple[Worker, ...]
+    """At least one."""
     tokenizer: str | None = None
-    """A directory with tokenizer.json and the chat template, or a Hugging Face id; None: match on bytes."""
+    """A directory with tokenizer.json and the chat template, or a Hugging Face id; without it prompts are matched by their bytes."""
     timeouts: Timeouts | None = None
     """Whole-section override of the top-level `timeouts` for this model."""
     retries: Retries | None = None
+    """Whole-section override of the top-level `retries` for this model."""
     health: Health | None = None
+    """Whole-section override of the top-level `health` for this model."""
 
 
 class Step(Struct, frozen=True, kw_only=True):
     """A filter, scorer or picker in a policy: a built-in type, an entry point's name or a dotted path."""
 
     type: Name
+    """A built-in type, the name of an entry point, or `package.module:Class`."""
     name: Name | None = None
+    """How it is called in traces; default: its type."""
     weight: Annotated[float, msgspec.Meta(ge=0)] = 1.0
+    """The factor of a scorer's costs in the sum; scorers only."""
     parameters: dict[str, Any] = {}
+    """What the type's constructor takes."""
 
 
 class Policy(Struct, frozen=True, kw_only=True):
     """Filters, then scorers, then a picker; or a preset with other parameters than its defaults."""
 
     preset: Name | None = None
+    """A preset (roundrobin, leastload, p2c, session, chwbl) instead of steps."""
     parameters: dict[str, Any] = {}
+    """The preset's parameters."""
     filters: tuple[Step, ...] = ()
+    """Remove candidates, in this order; default: those of the presets."""
     scorers: tuple[Step, ...] = ()
+    """Give costs, which are weighted and added up."""
     picker: Step | None = None
+    """Chooses among the candidates; default: lowest-cost."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
     """What one client may make the gateway hold."""
 
     body: Bytes = 64 * 1024 * 1024
+    """The longest request body; longer ones are answered 413."""
     header: Bytes = 32 * 1024
     """All header fields of a request together."""
     header_read: Seconds = 10.0
@@ -217,19 +254,26 @@ class Traces(Struct, frozen=True, kw_only=True):
     secrets = frozenset({"headers"})
 
     exporter: Literal["none", "otlp", "console", "file"] = "none"
+    """Where spans go."""
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
+    """Where the exporter `otlp` sends them (OTLP over HTTP)."""
     file: str | None = None
+    """Where the exporter `file` writes them, one JSON object a line."""
     headers: dict[str, str] = {}
+    """Sent to the collector; their values are never shown."""
     sample: Share = 0.1
     """Of the requests that come without a trace context; with one, its sampled flag is followed."""
     inbound: Literal["continue", "link", "ignore"] = "continue"
+    """What a client's trace context does: its trace is continued, linked to, or ignored."""
 
 
 class Logs(Struct, frozen=True, kw_only=True):
     """structlog JSON lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important lines that are written."""
     format: Literal["json", "console"] = "json"
+    """`json` for machines, `console` for eyes."""
     requests: Share = 0.0
     """Share of successful requests that get a line; failed ones always do."""
 
@@ -238,23 +282,37 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     """Traces and logs; `/metrics` is always there on the admin listener."""
 
     service_name: str = "warmroute"
+    """`service.name` of the telemetry."""
     traces: Traces = Traces()
+    """OpenTelemetry spans."""
     logs: Logs = Logs()
+    """Log lines."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
     """The whole file."""
 
     models: tuple[Model, ...]
+    """The fleets; at least one."""
     listen: Address = Address(port=8080)
+    """Where clients connect. Not reloadable."""
     admin: Address = Address(port=8081)
+    """Where health, readiness, metrics and the inspector are. No login: keep clients away. Not reloadable."""
     policies: dict[str, Policy] = {}
+    """Policies of one's own, by name; one that is called like a preset replaces it."""
     timeouts: Timeouts = Timeouts()
+    """How long each phase of a request may last."""
     retries: Retries = Retries()
+    """When a request may go to another worker."""
     health: Health = Health()
+    """How workers are checked and left out."""
     pool: Pool = Pool()
+    """Connections to the workers."""
     limits: Limits = Limits()
+    """What one client may make the gateway hold."""
     headers: Headers = Headers()
+    """What is added to answers."""
     telemetry: Telemetry = Telemetry()
+    """Traces and logs."""
     grace: Seconds = 30.0
     """On SIGTERM, how long running requests may go on before they are ended with an error."""
