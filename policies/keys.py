@@ -72,7 +72,7 @@ def _conversation(system: Any, messages: list[Any], length: int) -> bytes | None
     for message in messages:
         if not isinstance(message, dict):
             continue
-        if message.get("role") in {"system", "developer"}:
+        if message.get("role") in ("system", "developer"):  # a tuple, for a role may be unhashable
             head = (head + _text(message.get("content"), length))[:length]
         elif text := _text(message.get("content"), length):
             first = text

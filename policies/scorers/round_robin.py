@@ -16,8 +16,8 @@ class RoundRobin:
     workers that come, go, fail or are left out of some requests do not move the others' turns, and a retry takes the turn
     of the worker it went to. Workers not served yet come first, in random order (if the picker breaks ties at random).
 
-    A worker of weight w (slow start) has its turn every 1/w rounds: with n candidates it is placed n · (1/w - 1)
-    decisions further back.
+    A worker of weight w (slow start) has its turn every 1/w rounds: with n candidates it is placed (n - 1) ·
+    (1/w - 1) decisions further back: as many as the others need for the rounds that it sits out.
     """
 
     __slots__ = ("_served", "_tick")
@@ -29,16 +29,16 @@ class RoundRobin:
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
         """The share for each."""
         served = self._served.get
-        count = len(candidates)
+        others = len(candidates) - 1
         turns = [
             served(candidate.worker.id, 0)
             if candidate.worker.weight == 1
-            else served(candidate.worker.id, 0) + count * (1 / candidate.worker.weight - 1)
+            else served(candidate.worker.id, 0) + others * (1 / candidate.worker.weight - 1)
             for candidate in candidates
         ]
         first = min(turns)
         span = max(turns) - first
-        return [(turn - first) / span for turn in turns] if span else [0.0] * count
+        return [(turn - first) / span for turn in turns] if span else [0.0] * len(turns)
 
     def observe(self, request: RouteRequest, decision: Decision) -> None:  # noqa: ARG002
         """Send the chosen worker to the end of the line."""
