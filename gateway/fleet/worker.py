@@ -33,6 +33,7 @@ class Worker:
         id: unique among all workers; ``host:port`` unless configured.
         url: base URL without a trailing slash.
         host, port, tls, base_path: the parts of `url` that the upstream connection needs.
+        authority: host and port as they stand in `url`, for the Host field.
         model: what the worker calls the model.
         api_key: sent as a bearer token, or None.
         state: see `WorkerState`; changed only by `gateway.fleet.health` and the admin API.
@@ -47,6 +48,7 @@ class Worker:
 
     __slots__ = (
         "api_key",
+        "authority",
         "base_path",
         "candidate",
         "capabilities",
@@ -80,6 +82,7 @@ class Worker:
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
         self.base_path = parts.path.rstrip("/")
+        self.authority = parts.netloc.rpartition("@")[2].encode()
         self.url = url.rstrip("/")
         self.id = worker_id or f"{self.host}:{self.port}"
         self.driver = driver

@@ -45,19 +45,22 @@ class ToldWorker:
         self.port = 0
         self._runner = None
         self._news = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self):
-        self._runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0)
+        self._stopped.clear()
+        self._runner = web.ServerRunner(web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self):
+        self._stopped.set()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -76,7 +79,8 @@ class ToldWorker:
         if request.path == "/v1/models":
             return web.json_response(self.cards)
         if self.status is None:
-            await asyncio.sleep(3600)
+            await self._stopped.wait()
+            return web.Response(status=500)
         return web.Response(status=self.status, headers=self.headers)
 
 
@@ -141,7 +145,7 @@ def until():
 
     async def wait(condition, seconds=5.0):
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - the states are plain attributes, without an event
                 await asyncio.sleep(0.01)
 
     return wait
