@@ -47,6 +47,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_head_bytes",
         "_head_complete",
         "_interim",
+        "_keep_alive",
         "_length",
         "_on_closed",
         "_parser",
@@ -89,6 +90,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._boundary = False
         self._excess = False
         self._interim = 0
+        self._keep_alive = False
         self._pieces: list[bytes] = []
 
     # What the relay asks.
@@ -217,8 +219,7 @@ class UpstreamConnection(asyncio.Protocol):
         clean = (
             transport is not None
             and not self._excess
-            and self._parser.should_keep_alive()
-            and (self._chunked or self._length is not None or self.status in _BODYLESS)
+            and self._keep_alive
             and transport.get_write_buffer_size() == 0
         )
         if clean:
@@ -267,6 +268,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.status = status
         self._head_complete = True
         self._boundary = True
+        # Asked here and not at the end: llhttp has forgotten the framing by then.
+        self._keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body, without its framing."""
