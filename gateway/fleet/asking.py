@@ -82,23 +82,20 @@ async def ask(session: aiohttp.ClientSession, worker: Worker, path: str, seconds
 
 def _in_words(error: Exception) -> str:
     """A short stable reason, without addresses or bytes that the worker chose."""
-    cause: BaseException | None = error
-    if isinstance(error, aiohttp.ClientConnectorError):
-        cause = error.os_error
-    match cause:
+    if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
+        return "name not known"
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+        return "TLS failed"
+    match error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error:
         case ConnectionRefusedError():
             return "connection refused"
-        case socket.gaierror() | aiohttp.ClientConnectorDNSError():
-            return "name not known"
-        case ssl.SSLError() | aiohttp.ClientSSLError():
-            return "TLS failed"
         case aiohttp.ServerDisconnectedError() | ConnectionResetError():
             return "connection closed before an answer"
         case aiohttp.ClientPayloadError():
             return "answer broke off"
         case aiohttp.ClientResponseError() | ValueError():
             return "answer is no valid HTTP"
-        case OSError() if cause.strerror:
-            return cause.strerror.lower()
+        case OSError(strerror=str(text)):
+            return text.lower()
         case _:
             return type(error).__name__
