@@ -70,11 +70,12 @@ class AdminSources:
         fleets: all fleets.
         reload: the latest configuration reload.
         draining: whether the process is on its way out.
-        metrics: the metrics' text and content type for an Accept header's value (`Metrics.render`).
+        metrics: the metrics' text and content type for an Accept header's value (`Metrics.scrape`, or `Metrics.render`
+            where a pause does no harm).
     """
 
     fleets: Callable[[], Sequence[FleetStatus]]
-    metrics: Callable[[str | None], tuple[bytes, str]]
+    metrics: Callable[[str | None], tuple[bytes, str] | Awaitable[tuple[bytes, str]]]
     reload: Callable[[], ReloadStatus] = ReloadStatus
     draining: Callable[[], bool] = bool
 
@@ -155,7 +156,8 @@ class AdminServer:
         return _json(200 if ready else 503, report)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        body, content_type = self._sources.metrics(request.headers.get("accept"))
+        text = self._sources.metrics(request.headers.get("accept"))
+        body, content_type = await text if isinstance(text, Awaitable) else text
         return web.Response(body=body, headers={"content-type": content_type})
 
 

@@ -1,10 +1,9 @@
 """What a scrape of ``/metrics`` shows: the counters of `Metrics` and readings taken at that moment."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector as BaseCollector
@@ -61,26 +60,32 @@ class Readings:
     loop: "LoopMonitor | None" = None
 
 
-class Collector(BaseCollector):
-    """Makes Prometheus families of a `Metrics`, on a registry of its own."""
+class Snapshot(BaseCollector):
+    """All families as they were at one moment: may be written out while the counters go on, in any thread."""
 
-    def __init__(self, metrics: "Metrics", version: str) -> None:
-        self._metrics = metrics
-        self._version = version
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: text 0.0.4 unless `accept` asks for another that we have."""
         encode, content_type = choose_encoder(accept or "")
-        return encode(self._registry), content_type
+        return encode(self), content_type
 
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        yield from self._requests()
-        yield from self._attempts()
-        yield from self._fleet()
-        yield from self._process()
+
+class Collector:
+    """Makes Prometheus families of a `Metrics`. They are in no registry: nothing about them is global."""
+
+    def __init__(self, metrics: "Metrics", version: str) -> None:
+        self._metrics = metrics
+        self._version = version
+
+    def snapshot(self) -> Snapshot:
+        """All families now. Call it on the event loop's thread, where the counters are counted."""
+        return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *self._process()])
 
     def _requests(self) -> Iterator[Metric]:
         metrics = self._metrics

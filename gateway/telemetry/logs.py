@@ -132,7 +132,11 @@ def configure(logs: "Logs", descriptor: int = _STDERR) -> Logging:
     if logs.format == "json":
         render = [structlog.processors.format_exc_info, _JsonLine()]
     else:
-        render = [_escape_values, structlog.dev.ConsoleRenderer(colors=os.isatty(descriptor), timestamp_key="time"), _text_line]
+        render = [
+            _escape_values,
+            structlog.dev.ConsoleRenderer(colors=os.isatty(descriptor), timestamp_key="time"),
+            _text_line,
+        ]
     before = structlog.get_config()
     structlog.configure(
         processors=[*common, *render],

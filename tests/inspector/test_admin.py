@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -23,7 +24,7 @@ class State:
             fleets=lambda: self.fleets,
             reload=lambda: self.reload,
             draining=lambda: self.draining,
-            metrics=self.metrics.render,
+            metrics=self.metrics.scrape,
         )
 
 
@@ -107,6 +108,15 @@ async def test_metrics_come_in_the_format_that_is_accepted(get, state):
     _, headers, text = await get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith("# EOF\n")
+
+
+async def test_metrics_may_be_rendered_at_once(state):
+    sources = replace(state.sources(), metrics=state.metrics.render)
+    server = AdminServer(Address(port=0), sources)
+    await server.start()
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        assert "warmroute_requests_in_flight 0.0" in await answer.text()
+    await server.stop()
 
 
 async def test_the_index_names_every_endpoint_and_loads_nothing(get):

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -128,3 +130,27 @@ async def test_a_full_disk_costs_spans_and_nothing_else(otlp):
 def test_a_trace_file_in_a_missing_folder_is_an_error_at_start(tmp_path):
     with pytest.raises(FileNotFoundError):
         FileExporter(str(tmp_path / "missing" / "spans.jsonl"))
+
+
+async def test_a_process_ends_in_time_though_its_collector_hangs(otlp, collector):
+    collector.hanging = True
+    program = (
+        "import sys\n"
+        "from gateway.config.schema import Telemetry, Traces\n"
+        "from gateway.telemetry.spans import Tracing\n"
+        "traces = Traces(exporter='otlp', endpoint=sys.argv[1], sample=1.0)\n"
+        "tracing = Tracing.from_config(Telemetry(traces=traces))\n"
+        "tracing.server_span('POST', '/v1/completions', {}).end(200, 'completed', None)\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "tracing.shutdown()\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, collector.endpoint, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert await process.stdout.readline() == b"up\n"
+    await collector.until(lambda: collector.requests == 1)
+    before = time.monotonic()
+    await process.communicate(b"\n")
+    assert process.returncode == 0
+    assert time.monotonic() - before < 4.0

@@ -1,4 +1,7 @@
+import asyncio
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -10,6 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gateway.fleet.worker import WorkerState
+from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
 from gateway.telemetry.histogram import DURATION_BOUNDS, FIRST_TOKEN_BOUNDS, Histogram
 from gateway.telemetry.loop import LoopMonitor
@@ -296,3 +300,22 @@ def test_two_processes_parts_share_nothing_and_the_global_registry_stays_empty_o
     metrics.request_started()
     assert value(scraped(other), "warmroute_requests_accepted_total") == 0
     assert not [family.name for family in REGISTRY.collect() if family.name.startswith("warmroute")]
+
+
+async def test_a_scrape_shows_one_moment_though_its_text_is_made_later_in_a_thread(metrics):
+    loop = asyncio.get_running_loop()
+    free = threading.Event()
+    tasks = TaskGroup("test")
+    with ThreadPoolExecutor(1) as executor:
+        loop.set_default_executor(executor)
+        executor.submit(free.wait, 10)
+        metrics.request_started()
+        expected = metrics.render(None)
+        scrape = tasks.spawn("scrape", metrics.scrape(None))
+        await asyncio.sleep(0)
+        for _ in range(100):
+            metrics.request_started()
+            ended(metrics)
+        free.set()
+        assert await scrape == expected
+    assert metrics.render(None) != expected

@@ -1,0 +1,199 @@
+"""What telemetry costs per request, in microseconds of CPU time: ``python -m bench.telemetry``.
+
+Each row is the least of several runs (the machine may be busy with other things) of CPU time of this thread, with the cost
+of the empty loop taken off. Spans go to an exporter that discards them at once: what is measured is what the event loop's
+thread pays. `export` is what the exporter's thread pays for encoding, holding the interpreter lock.
+"""
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from random import Random
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from backends.registry import driver_named
+from gateway.config.schema import Logs, Telemetry, Traces
+from gateway.fleet.worker import Worker
+from gateway.telemetry.collector import Readings
+from gateway.telemetry.export import BATCH, BoundedProcessor
+from gateway.telemetry.logs import RequestLog, configure
+from gateway.telemetry.metrics import Metrics, Outcome
+from gateway.telemetry.recording import Recorder
+from gateway.telemetry.spans import Tracing, is_valid_traceparent
+
+PATH = "/v1/chat/completions"
+CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "tracestate": "vendor=a"}
+SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=a"}
+
+
+class Discard(SpanExporter):
+    """Keeps the latest batch and sends nothing."""
+
+    def __init__(self) -> None:
+        self.batch = ()
+
+    def export(self, spans):
+        """Accept a batch."""
+        self.batch = spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Nothing to close."""
+
+
+def cost(call: Callable[[], object], rounds: int, runs: int) -> float:
+    """Microseconds of CPU per call."""
+
+    def once(body: Callable[[], object]) -> float:
+        started = time.thread_time()
+        for _ in range(rounds):
+            body()
+        return time.thread_time() - started
+
+    def nothing() -> None:
+        pass
+
+    gc.collect()
+    empty = min(once(nothing) for _ in range(runs))
+    return (min(once(call) for _ in range(runs)) - empty) / rounds * 1e6
+
+
+def metrics_rows(rounds, runs):
+    metrics = Metrics(["m"], [PATH], ["w1"])
+    yield "metrics.request_started", cost(metrics.request_started, rounds, runs)
+
+    def ended():
+        metrics.request_ended("m", PATH, 200, Outcome.COMPLETED, 1.25, 0.25, 1000, None)
+
+    yield "metrics.request_ended", cost(ended, rounds, runs)
+    yield "metrics.attempt_ended", cost(lambda: metrics.attempt_ended("w1", None), rounds, runs)
+    yield "metrics.retry", cost(lambda: metrics.retry("upstream_connect"), rounds, runs)
+
+    def unknown():
+        metrics.request_ended("stranger", "/nothing", 404, Outcome.COMPLETED, 0.001, None, 100, "model_not_found")
+
+    yield "metrics.request_ended, unknown model and path", cost(unknown, rounds, runs)
+    large = Metrics([f"m{n}" for n in range(20)], [PATH], [])
+    for number in range(20):
+        for status in (200, 400, 429, 502, 503):
+            large.request_ended(f"m{number}", PATH, status, Outcome.COMPLETED, 1.0, 0.5, 10, None)
+    workers = [
+        Worker(url=f"http://10.0.{n // 250}.{n % 250}", driver=driver_named("vllm"), model="m") for n in range(1000)
+    ]
+    for metrics, label in ((large, "20 models x 5 statuses"), (fleet_of(workers), "1,000 workers")):
+        yield f"one scrape, {label}: snapshot", cost(metrics._collector.snapshot, max(1, rounds // 10_000), runs)  # noqa: SLF001
+        yield (
+            f"one scrape, {label}: with text",
+            cost(lambda it=metrics: it.render(None), max(1, rounds // 10_000), runs),
+        )
+
+
+def fleet_of(workers):
+    metrics = Metrics(["m"], [PATH], [worker.id for worker in workers])
+    metrics.readings = Readings(
+        workers=lambda: [("m", worker) for worker in workers],
+        upstream_sockets=lambda: {worker.id: (3, 1) for worker in workers},
+    )
+    for worker in workers:
+        metrics.attempt_ended(worker.id, None)
+    return metrics
+
+
+def spans_rows(rounds, runs):
+    worker = Worker(url="http://10.0.0.1:8000", driver=driver_named("vllm"), model="m", worker_id="w1")
+
+    def request(tracing, headers):
+        def run():
+            span = tracing.server_span("POST", PATH, headers)
+            attempt = span.attempt(worker, "m", 0)
+            attempt.inject()
+            attempt.end(200, None, 0.25)
+            span.end(
+                200, Outcome.COMPLETED, None, model="m", worker_id="w1", request_id="r", attempts=1, bytes_out=1000
+            )
+
+        return run
+
+    off = Tracing.from_config(Telemetry())
+
+    def without():
+        if off is not None:
+            request(off, CALLER)()
+
+    yield "spans off", cost(without, rounds, runs)
+    yield (
+        "spans off, caller's traceparent checked",
+        cost(lambda: is_valid_traceparent(CALLER["traceparent"]), rounds, runs),
+    )
+    for name, sample, headers in (
+        ("spans, sample 0, no caller", 0.0, {}),
+        ("spans, caller not sampled", 1.0, CALLER),
+        ("spans, sample 10 %", 0.1, {}),
+        ("spans, sample 100 %", 1.0, {}),
+        ("spans, caller sampled", 0.0, SAMPLED),
+    ):
+        exporter = Discard()
+        processor = BoundedProcessor(exporter, queue=1_000_000, batch=BATCH)
+        tracing = Tracing(Traces(exporter="console", sample=sample), Recorder("bench", processor), Random(1))
+        yield name, cost(request(tracing, headers), max(1, rounds // 20), runs)
+        tracing.shutdown(10.0)
+        if tracing.dropped:
+            raise SystemExit(f"{tracing.dropped} spans were dropped: the number means nothing")
+        if sample == 1.0 and headers == {}:
+            batch = list(exporter.batch)
+            encode = cost(lambda batch=batch: encode_spans(batch).SerializeToString(), max(1, rounds // 5000), runs)
+            yield "export thread: encoding the 2 spans of a request", encode / len(batch) * 2
+
+
+def log_rows(rounds, runs):
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    running = configure(Logs(), descriptor)
+
+    def request(log):
+        def run():
+            log.ended(
+                request_id="r",
+                trace_id=None,
+                model="m",
+                path=PATH,
+                worker="w1",
+                status=200,
+                outcome=Outcome.COMPLETED,
+                error_type=None,
+                duration=1.0,
+                first_byte=0.5,
+                attempts=1,
+                bytes_out=1000,
+            )
+
+        return run
+
+    for name, sample in (("request log, sample 0", 0.0), ("request log, sample 1 %", 0.01), ("request log, all", 1.0)):
+        yield name, cost(request(RequestLog(sample, Random(1))), max(1, rounds // 20), runs)
+    running.stop()
+    os.close(descriptor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.telemetry", description="What telemetry costs per request.")
+    parser.add_argument("--rounds", type=int, default=100_000, help="calls per run of the cheapest rows")
+    parser.add_argument("--runs", type=int, default=5, help="the least of so many runs counts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    options = parser.parse_args()
+    rows = [row for group in (metrics_rows, spans_rows, log_rows) for row in group(options.rounds, options.runs)]
+    if options.json:
+        print(json.dumps({name: round(value, 3) for name, value in rows}))
+        return
+    width = max(len(name) for name, _ in rows)
+    print(f"{'CPU per call or request':<{width}}  {'us':>9}")
+    for name, value in rows:
+        print(f"{name:<{width}}  {value:>9.2f}")
+
+
+if __name__ == "__main__":
+    main()
