@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Annotated, Literal
 
@@ -28,7 +28,7 @@ class Constant:
         names: Sequence[str] = (),
         mode: Literal["up", "down"] = "up",
         share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5,
-        opaque: Callable[[], int] | None = None,
+        opaque: list[str] | set[str] = (),
         untyped=None,
         rng: Random,
     ):

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config.schema import Policy, Step
 from policies.base import RouteRequest
 from policies.hashing import REMEMBERED, Rendezvous, bounded_costs
+from policies.registry import Registry
 
 SESSIONS = 2000
 
@@ -144,3 +146,14 @@ def test_ten_thousand_workers_that_came_and_went_leave_nothing_behind(candidate)
     for n in range(10_000):
         rendezvous.order(b"key", [candidate(f"pod-{n + k}") for k in range(3)])
     assert len(rendezvous._digests) <= REMEMBERED + 4 * 3 + 3
+
+
+def test_in_a_weighted_sum_a_session_leaves_its_worker_only_for_a_clearly_shorter_queue(fleet):
+    session = Step(type="session", weight=4, parameters={"max_load_factor": 100})
+    section = Policy(scorers=(session, Step(type="in-flight")))
+    policy, candidates = Registry.default().build("mine", {"mine": section}), fleet(4)
+    home = policy.decide(of_session("a"), candidates).chosen
+    home.worker.in_flight = 2
+    assert policy.decide(of_session("a"), candidates).chosen is home
+    home.worker.in_flight = 5
+    assert policy.decide(of_session("a"), candidates).chosen is not home
