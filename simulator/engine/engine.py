@@ -76,8 +76,8 @@ class Engine:
         Raises:
             ValueError: its numbers make no sense, its id is in use, or it could never run here.
         """
-        self._check(request)
         now = self._catch_up(now)
+        self._check(request)
         phase = self._random.randrange(THOUSAND) if self._pace != THOUSAND else 0
         active = ActiveRequest(request, sequence=self._submitted, now=now, pace=self._pace, phase=phase)
         if not self.profile.prefix_caching:

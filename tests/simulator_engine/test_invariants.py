@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from simulator.engine import Engine, Finished, FirstToken, TokenOut
 
-WORKERS = ["neuron", "neuron-segments", "neuron-2d", "gpu", "gpu-tight", "gpu-parallel", "gpu-store", "gpu-evict", "no-cache"]
+WORKERS = [
+    "neuron",
+    "neuron-segments",
+    "neuron-2d",
+    "gpu",
+    "gpu-tight",
+    "gpu-parallel",
+    "gpu-store",
+    "gpu-evict",
+    "no-cache",
+]
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +38,10 @@ def workers(neuron, gpu):
         "gpu": gpu(**small, kv_blocks=200, slots=6, max_num_batched_tokens=24),
         "gpu-tight": tight,
         "gpu-parallel": gpu(**small, kv_blocks=60, slots=6, max_num_batched_tokens=24, tokens_per_step=2.7),
-        "gpu-store": gpu(**small, kv_blocks=48, slots=3, max_num_batched_tokens=64, l1_blocks=30, l2_blocks=90, overhead=0.0),
-        "gpu-evict": gpu(**small, kv_blocks=48, slots=3, l1_blocks=20, l2_blocks=40, offload="evict", l1_bandwidth=1e8),
+        "gpu-store": gpu(
+            **small, kv_blocks=48, slots=3, max_num_batched_tokens=64, l1_blocks=30, l2_blocks=90, overhead=0.0
+        ),
+        "gpu-evict": gpu(**small, kv_blocks=48, slots=3, l1_blocks=20, l2_blocks=40, offload="evict"),
         "no-cache": gpu(**small, kv_blocks=50, slots=6, max_num_batched_tokens=24, prefix_caching=False),
     }
 
