@@ -1,0 +1,62 @@
+"""A least-recently-used mapping bounded by the bytes that its owner says each value takes."""
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+V = TypeVar("V")
+
+ENTRY_OVERHEAD = 160
+"""Bytes that CPython takes for an entry besides key and value: the linked dict slot, two object headers (measured)."""
+
+
+class ByteLru(Generic[V]):
+    """Text to value, holding at most `max_bytes`; the entry that was used least recently goes first.
+
+    Looked up by the text itself and not by a digest of it: a dict hashes the text in any case (siphash, keyed per
+    process) and then compares it, so that no client can craft two texts that share an entry.
+
+    Not thread-safe: one event loop owns it.
+    """
+
+    __slots__ = ("_entries", "bytes", "evictions", "hits", "max_bytes", "misses")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: str) -> V | None:
+        """The value of `key`, which becomes the most recently used one; None if there is none."""
+        entry = self._entries.get(key)
+        if entry is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return entry[0]
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """Keep `value`, which takes `size` bytes besides its key. One that alone exceeds the budget is not kept."""
+        size += ENTRY_OVERHEAD + len(key)
+        if size > self.max_bytes:
+            return
+        previous = self._entries.pop(key, None)
+        if previous is not None:
+            self.bytes -= previous[1]
+        self._entries[key] = (value, size)
+        self.bytes += size
+        while self.bytes > self.max_bytes:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.bytes -= freed
+            self.evictions += 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self.bytes = 0

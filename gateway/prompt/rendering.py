@@ -1,0 +1,165 @@
+"""From a parsed body to the texts that its worker encodes, cut into pieces. No cache, no clock, no thread of its own."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.prompt.anthropic import AnthropicTraits, read_messages
+from gateway.prompt.chat import ChatRequest, JsonMemory, RendererOptions, UnrenderableError, conversation, read_chat
+from gateway.prompt.completion import CompletionRequest, read_completion
+from gateway.prompt.responses import read_responses
+from gateway.prompt.tokenizer import PromptTokenizer
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+RESPONSES: Final = "/v1/responses"
+INVOCATIONS: Final = "/invocations"
+
+PATHS: Final = frozenset({CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, RESPONSES, INVOCATIONS})
+"""The paths whose bodies have a prompt that the worker's prefix cache sees."""
+
+MAX_TRIES: Final = 20_000
+"""Places where a special token might begin that are looked at without asking for patience (0.3 us each at worst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text in pieces, with what becomes of its tokens.
+
+    Attributes:
+        pieces: put together they are the text; their ids put together are its ids.
+        special: the tokenizer adds its own special tokens around them.
+        truncate: keep this many tokens, or None.
+        truncate_left: drop tokens from the left.
+    """
+
+    pieces: Sequence[str]
+    special: bool
+    truncate: int | None
+    truncate_left: bool
+
+
+Request = ChatRequest | CompletionRequest
+Source = Text | array  # type: ignore[type-arg]  # a text, or uint32 ids that the client sent
+
+
+class Renderer:
+    """What turns bodies into texts for one model.
+
+    Args:
+        tokenizer: the model's; None makes every text unrenderable.
+        options: how the workers were started.
+    """
+
+    __slots__ = ("_options", "_tokenizer", "_traits")
+
+    def __init__(self, tokenizer: PromptTokenizer | None, options: RendererOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        templates = tokenizer.templates.all() if tokenizer else []
+        self._traits = (
+            AnthropicTraits.probe(templates, tokenizer.special_tokens, options.template_kwargs)
+            if tokenizer and templates
+            else AnthropicTraits(merge_systems=True, disabled_effort="low")
+        )
+
+    def read(self, path: str, body: Mapping[str, Any], memory: JsonMemory) -> Request:
+        """The part of a body that makes its prompt.
+
+        Raises:
+            UnrenderableError: it has none, or not one that can be known here.
+        """
+        if path == INVOCATIONS:
+            path = CHAT if "messages" in body else COMPLETIONS
+        if path == COMPLETIONS:
+            completion = read_completion(body)
+            if self._tokenizer is None and any(isinstance(prompt, str) for prompt in completion.prompts):
+                raise UnrenderableError("no tokenizer")
+            return completion
+        if self._tokenizer is None:
+            raise UnrenderableError("no tokenizer")
+        if not self._tokenizer.templates:
+            raise UnrenderableError("no chat template")
+        if path == CHAT:
+            return read_chat(body, memory, self._options)
+        if path == RESPONSES:
+            return read_responses(body, memory, self._options)
+        if path in (MESSAGES, COUNT_TOKENS):
+            return read_messages(body, memory, self._options, self._traits)
+        raise UnrenderableError("path")
+
+    def sources(self, request: Request, memory: JsonMemory, *, patient: bool) -> list[Source] | None:
+        """The request's texts in pieces, or its ids; None if cutting would take long and the caller is not `patient`.
+
+        Raises:
+            UnrenderableError: messages hold something else than text.
+            TemplateError: the template refuses them.
+        """
+        if isinstance(request, CompletionRequest):
+            return self._completion(request, patient=patient)
+        tokenizer = self._tokenizer
+        assert tokenizer is not None
+        template = tokenizer.templates.select(request.tools)
+        messages = conversation(
+            request,
+            self._options.content_format or template.content_format,
+            knows_developer=template.knows_developer,
+            memory=memory,
+        )
+        text = template.render(
+            messages,
+            tools=request.tools,
+            documents=request.documents,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables={**tokenizer.special_tokens, **request.variables},
+        )
+        pieces = self._cut(text, patient=patient)
+        if pieces is None:
+            return None
+        return [Text(pieces, request.add_special_tokens, request.truncate, request.truncate_left)]
+
+    def _completion(self, request: CompletionRequest, *, patient: bool) -> list[Source] | None:
+        sources: list[Source] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                pieces = self._cut(prompt, patient=patient)
+                if pieces is None:
+                    return None
+                sources.append(Text(pieces, request.add_special_tokens, request.truncate, request.truncate_left))
+            else:
+                sources.append(truncated(prompt, request.truncate, left=request.truncate_left))
+        return sources
+
+    def _cut(self, text: str, *, patient: bool) -> list[str] | None:
+        tokenizer = self._tokenizer
+        assert tokenizer is not None
+        splitter = tokenizer.splitter
+        if splitter is None:
+            return [text]
+        if not patient and len(text) > MAX_TRIES and splitter.tries(text) > MAX_TRIES:
+            return None
+        return splitter.split(text)
+
+
+def items(request: Request) -> int:
+    """How many messages, parts, calls, tools or prompts a request has: what rendering it costs, besides its length."""
+    if isinstance(request, CompletionRequest):
+        return len(request.prompts)
+    count = len(request.messages) + len(request.tools or ())
+    for message in request.messages:
+        if type(message) is dict:
+            content, calls = message.get("content"), message.get("tool_calls")
+            count += len(content) if type(content) is list else 0
+            count += len(calls) if type(calls) is list else 0
+    return count
+
+
+def truncated(ids: "array[int]", keep: int | None, *, left: bool) -> "array[int]":
+    """The last (or first) `keep` of `ids`; all if None."""
+    if keep is None or len(ids) <= keep:
+        return ids
+    return ids[-keep:] if left else ids[:keep]
