@@ -1,0 +1,174 @@
+"""`warmroute demo`: a gateway with a fleet of simulated workers, all in this process."""
+
+import argparse
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.cli.running import complain, run, stop_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.app import Gateway
+    from gateway.config.schema import Config
+    from simulator.server.worker import SimulatedWorker
+
+_MODEL = "sim"
+_ALIASES = ("gpt-4o-mini", "claude")
+_FIRST_WORKER_PORT = 9001
+_READY = 30.0
+
+
+def add_parser(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "demo",
+        help="run the gateway with simulated Neuron workers: nothing else needed",
+        description="Run the gateway with simulated workers in one process. They keep a KV cache, queue, prefill in buckets and take the time "
+        "that real ones take; what they say is nonsense. Ctrl-C stops everything.",
+    )
+    parser.add_argument("--workers", type=_positive, default=4, metavar="N", help="simulated workers (default: 4)")
+    parser.add_argument("--port", type=int, metavar="P", help="the gateway's port (default: config.yaml's, else 8080)")
+    parser.add_argument("--profile", default="trn1-8b", metavar="NAME", help="what a worker is like (default: trn1-8b)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, metavar="X", help="the workers' time runs X times as fast (default: 1)"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take policies, time limits and the rest from FILE (default: ./config.yaml if there is one); its models are replaced",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gateway.config.problems import ConfigError  # noqa: PLC0415 - keeps `warmroute --help` quick
+    from simulator.engine import profile_named  # noqa: PLC0415
+
+    try:
+        profile_named(arguments.profile)
+    except ValueError as error:
+        complain(str(error))
+        return 2
+    try:
+        base = _base(arguments.config)
+    except ConfigError as error:
+        complain(f"the configuration has mistakes\n{error}")
+        return 2
+    return run(_demo(arguments, base))
+
+
+def _base(path: Path | None) -> "Config | None":
+    """The configuration that the demo starts from; None for the defaults."""
+    from gateway.config.load import load  # noqa: PLC0415
+
+    if path is None:
+        path = Path("config.yaml")
+        if not path.exists():
+            return None
+    return load(path)
+
+
+async def _demo(arguments: argparse.Namespace, base: "Config | None") -> int:
+    import structlog  # noqa: PLC0415
+
+    from gateway.app import Gateway  # noqa: PLC0415
+    from gateway.config.schema import Logs  # noqa: PLC0415
+    from gateway.telemetry import logs  # noqa: PLC0415
+
+    logging = logs.configure(Logs(level="warning", format="console"))
+    workers: list[SimulatedWorker] = []
+    try:
+        workers = await _start_workers(arguments)
+        config = _config(arguments, base, workers)
+        gateway = Gateway(config, logs_dropped=lambda: logging.dropped)
+        with stop_signals() as stop:
+            try:
+                await gateway.start()
+            except OSError as error:
+                complain(f"can't listen: {error.strerror or error}; choose another port with --port or in config.yaml")
+                return 1
+            if not await gateway.wait_ready(_READY):
+                structlog.get_logger("warmroute").warning("the simulated workers are not ready yet")
+            print(_welcome(config, gateway, workers), flush=True)
+            await stop.wait()
+            print("\nstopping", flush=True)
+            await gateway.stop(min(config.grace, 2.0))
+    finally:
+        for worker in workers:
+            await worker.stop()
+        logging.stop()
+    return 0
+
+
+async def _start_workers(arguments: argparse.Namespace) -> "list[SimulatedWorker]":
+    from simulator.server import SimulatedWorker, WorkerOptions  # noqa: PLC0415
+    from simulator.tokenizer import WorkerTokenizer  # noqa: PLC0415
+
+    tokenizer = WorkerTokenizer()
+    workers = []
+    for number in range(arguments.workers):
+        for port in (_FIRST_WORKER_PORT + number, 0):
+            options = WorkerOptions(
+                port=port, profile=arguments.profile, model=_MODEL, speed=arguments.speed, seed=number
+            )
+            worker = SimulatedWorker(options, tokenizer=tokenizer)
+            try:
+                await worker.start()
+            except OSError as error:
+                if port and error.errno == errno.EADDRINUSE:
+                    continue
+                raise
+            workers.append(worker)
+            break
+    return workers
+
+
+def _config(arguments: argparse.Namespace, base: "Config | None", workers: "Sequence[SimulatedWorker]") -> "Config":
+    import msgspec  # noqa: PLC0415
+
+    from gateway.config.schema import Capabilities, Config, Model, Worker  # noqa: PLC0415
+
+    policy = base.models[0].policy if base is not None and base.models else "leastload"
+    model = Model(
+        name=_MODEL,
+        aliases=_ALIASES,
+        policy=policy,
+        workers=tuple(
+            Worker(url=worker.url, driver="neuron", capabilities=Capabilities(profile=arguments.profile))
+            for worker in workers
+        ),
+    )
+    config = Config(models=(model,)) if base is None else msgspec.structs.replace(base, models=(model,))
+    if arguments.port is not None:
+        config = msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, port=arguments.port))
+    return config
+
+
+def _welcome(config: "Config", gateway: "Gateway", workers: "Sequence[SimulatedWorker]") -> str:
+    host = "127.0.0.1" if config.listen.host in {"0.0.0.0", "::", ""} else config.listen.host  # noqa: S104 - compared, not bound
+    url = f"http://{host}:{gateway.port}"
+    admin = f"http://{config.admin.host}:{gateway.admin_port}"
+    return f"""\
+warmroute is running with {len(workers)} simulated workers ({workers[0].profile.name}).
+
+  OpenAI base URL   {url}/v1      (model {_MODEL}, also known as {" and ".join(_ALIASES)}; any API key)
+  Anthropic URL     {url}
+  admin             {admin}         /readyz  /metrics
+  workers           {"  ".join(worker.url for worker in workers)}
+
+Try it:
+
+  curl -N {url}{"/v1/chat/completions"} -H 'content-type: application/json' \\
+    -d '{{"model": "{_MODEL}", "stream": true, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+Ctrl-C stops everything."""
