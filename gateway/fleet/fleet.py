@@ -100,7 +100,8 @@ class Fleets:
         same; its id, API key and capabilities then follow `config`. A policy stays when its name and section did.
         New workers are `WARMING`; those that are in no fleet any more become `GONE`.
 
-        Nothing changes when this raises: every part that can fail is built before a worker is touched.
+        Nothing changes when this raises: every part that can fail is built before a worker is touched. Once it returns
+        the old table is only good for requests in flight, and `HealthMonitor.update` must be told of the new one.
 
         Args:
             config: the new configuration.

@@ -16,8 +16,9 @@ import structlog
 from gateway.config.schema import Health
 from gateway.fleet.asking import Answer, ask
 from gateway.fleet.fleet import Fleet, Fleets
+from gateway.fleet.membership import Membership
 from gateway.fleet.models import ModelCards
-from gateway.fleet.states import COUNTED, MAX_PASSES, FailureKind, Life, Membership, Transition
+from gateway.fleet.states import COUNTED, MAX_PASSES, FailureKind, Life, Transition
 from gateway.fleet.worker import Worker, WorkerState
 from gateway.tasks import TaskGroup
 

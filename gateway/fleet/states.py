@@ -1,7 +1,7 @@
 """The life of a worker as a table of transitions: events and the time go in, a new state comes out. No I/O, no clock.
 
-`Life` is one worker, `Membership` the workers of one fleet: it knows how many may be ejected at once and which ejected
-ones must be used when nothing else is left. Both write `state`, `routable`, `weight` and `probe` of the `Worker`; the
+`Life` is one worker; `gateway.fleet.membership.Membership` is its fleet: it knows how many may be ejected at once and
+which ejected ones must be used when nothing else is left. Both write `state`, `routable`, `weight` and `probe` of the `Worker`; the
 only other writer is `Fleets.updated`, which marks those that it leaves out `GONE`.
 
 The rules follow Envoy's outlier detection where it has one: ejection for base x n seconds with a cap, a maximum share
@@ -9,15 +9,16 @@ with one always allowed, and forgiveness of one step per quiet period.
 """
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gateway.config.schema import Health
 from gateway.fleet.worker import Worker, WorkerState
 
-FIRST_WEIGHT = 0.1
-"""Where the slow start ramp begins, as a share of full load."""
+if TYPE_CHECKING:
+    from gateway.fleet.membership import Membership
 
 PROBE_PATIENCE = 10.0
 """Seconds that a half-open worker's probe request may run before a passing active check is proof enough."""
@@ -62,7 +63,6 @@ class Event(enum.Enum):
     UNDRAIN = "undrain"
     REMOVED = "removed"
     MADE_ROOM = "made_room"
-    """The fleet shrank and too large a share of it is ejected: this one comes back."""
 
 
 class Cause(enum.Enum):
@@ -194,6 +194,15 @@ class Life:
         """It is in no configuration any more. It never comes back."""
         self._happen(Event.REMOVED, now)
 
+    def made_room(self, now: float) -> None:
+        """Too large a share of its fleet is ejected since the fleet shrank: it comes back."""
+        self._happen(Event.MADE_ROOM, now)
+
+    @property
+    def tryable(self) -> bool:
+        """Whether it is ejected but may take requests in a panic (a reload may have made it `GONE` meanwhile)."""
+        return self.cause is Cause.REQUESTS and self.worker.state is WorkerState.EJECTED
+
     @property
     def half_open(self) -> bool:
         """Whether it is ejected for its requests and may be tried (once `Membership.tick` saw the time)."""
@@ -231,91 +240,6 @@ class Life:
     def _forgiven(self, ready_for: float) -> int:
         period = self.rules.ejection.base * FORGIVE_AFTER
         return int(ready_for / period) if period else self.strikes
-
-
-class Membership:
-    """The workers of one fleet, as far as their health depends on each other.
-
-    Attributes:
-        max_share: at most this share of them is ejected because of `Cause.REQUESTS`, but one always may be.
-        now: the latest time that an event or `tick` brought.
-        panic: no worker is ready, so requests go to those that were ejected for their requests.
-    """
-
-    __slots__ = ("_ejected", "_lives", "_ramping", "listener", "max_share", "now", "panic")
-
-    def __init__(self, max_share: float, listener: Listener) -> None:
-        self.max_share = max_share
-        self.listener = listener
-        self.now = 0.0
-        self.panic = False
-        self._lives: list[Life] = []
-        self._ejected = 0
-        self._ramping = False
-
-    def replace(self, lives: Sequence[Life], now: float) -> None:
-        """Set who belongs to the fleet. Those ejected beyond the share that the new size allows come back."""
-        self.now = now
-        self._lives = list(lives)
-        for life in self._lives:
-            life.membership = self
-        self._ejected = sum(life.worker.state is WorkerState.EJECTED for life in self._lives)
-        by_requests = sorted(
-            (life for life in self._lives if life.cause is Cause.REQUESTS), key=lambda life: life.until
-        )
-        for life in by_requests[: max(0, len(by_requests) - self.limit)]:
-            life._happen(Event.MADE_ROOM, now)  # noqa: SLF001 - the two classes are one machine
-        self._derive()
-
-    @property
-    def limit(self) -> int:
-        """How many workers may be ejected for their requests at once."""
-        return max(1, int(self.max_share * len(self._lives)))
-
-    @property
-    def may_eject(self) -> bool:
-        """Whether one more may be; those that fail their checks count, they are missing just as well."""
-        return self._ejected < self.limit
-
-    def tick(self, now: float) -> None:
-        """Move what only time moves: slow start weights and the end of ejections. Cheap when there is neither."""
-        self.now = now
-        if self._ramping or self._ejected:
-            self._derive()
-
-    def moved(self, life: Life, before: WorkerState) -> None:
-        """A member changed its state from `before`."""
-        ejected = WorkerState.EJECTED
-        self._ejected += (life.worker.state is ejected) - (before is ejected)
-        self._derive()
-
-    def _derive(self) -> None:
-        """Compute `routable`, `weight` and `probe` of every member from the states and the time. O(workers)."""
-        ready = any(life.worker.state is WorkerState.READY for life in self._lives)
-        self.panic = not ready and any(life.cause is Cause.REQUESTS for life in self._lives)
-        self._ramping = False
-        for life in self._lives:
-            worker = life.worker
-            if worker.state is WorkerState.READY:
-                worker.weight = _ramp(self.now - life.since, life.rules.slow_start)
-                worker.routable = True
-                self._ramping |= worker.weight < 1
-            elif life.cause is not Cause.REQUESTS:
-                worker.routable = False
-            elif self.panic:
-                worker.probe = None
-                worker.routable = True
-            else:
-                if worker.probe is None and life.half_open:
-                    worker.probe = True
-                worker.routable = worker.probe is True
-
-
-def _ramp(elapsed: float, slow_start: float) -> float:
-    """The weight `elapsed` seconds after becoming ready: from `FIRST_WEIGHT` straight to 1 in `slow_start` seconds."""
-    if elapsed >= slow_start:
-        return 1.0
-    return FIRST_WEIGHT + (1 - FIRST_WEIGHT) * max(0.0, elapsed) / slow_start
 
 
 Guard = Callable[[Life], bool]

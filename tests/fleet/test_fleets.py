@@ -106,6 +106,13 @@ def test_a_gone_worker_stays_in_view_while_it_has_requests_and_never_comes_back(
     assert third.updated(config(model("m", A, B))).departed == []
 
 
+def test_a_table_that_was_left_behind_cannot_bring_a_gone_worker_back(table):
+    old = table(model("m", A, B))
+    leaving = old.resolve("m").workers[1]
+    old.updated(config(model("m", A)))
+    assert leaving not in list(old.updated(config(model("m", A, B))).workers())
+
+
 @pytest.mark.parametrize("change", [{"url": B}, {"driver": "sglang"}, {"model": "other"}])
 def test_another_url_driver_or_model_is_another_worker(table, change):
     old = table(model("m", A))

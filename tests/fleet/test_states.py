@@ -4,7 +4,8 @@ import pytest
 
 from backends.vllm import VLLMDriver
 from gateway.config.schema import Ejection, Health
-from gateway.fleet.states import COUNTED, PROBE_PATIENCE, TRANSITIONS, Cause, Event, FailureKind, Life, Membership
+from gateway.fleet.membership import Membership
+from gateway.fleet.states import COUNTED, PROBE_PATIENCE, TRANSITIONS, Cause, Event, FailureKind, Life
 from gateway.fleet.worker import Worker, WorkerState
 
 RULES = Health(unhealthy_after=2, healthy_after=1, slow_start=10.0, ejection=Ejection())  # 3 failures, 5 s, 300 s, 0.5
@@ -371,6 +372,16 @@ def test_gone_is_the_end():
     fail(life, 2.0)
     assert (life.worker.state, life.worker.routable) == (WorkerState.GONE, False)
     assert not [key for key in TRANSITIONS if key[0] is WorkerState.GONE]
+
+
+def test_a_worker_that_a_reload_made_gone_is_not_used_in_the_panic_of_its_old_fleet():
+    herd = Herd(2, Health(ejection=Ejection(max_share=1.0))).all_ready()
+    for life in herd.lives:
+        fail(life, 1.0)
+    herd.lives[0].worker.state = WorkerState.GONE  # as `Fleets.updated` does before the monitor hears of it
+    herd.lives[0].worker.routable = False
+    herd.membership.tick(2.0)
+    assert herd.routable() == [False, True]
 
 
 def test_every_state_but_gone_can_be_removed():

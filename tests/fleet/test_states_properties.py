@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from backends.vllm import VLLMDriver
 from gateway.config.schema import Ejection, Health
+from gateway.fleet.membership import Membership
 from gateway.fleet.states import (
     COUNTED,
     MAX_PASSES,
@@ -14,7 +15,6 @@ from gateway.fleet.states import (
     Cause,
     FailureKind,
     Life,
-    Membership,
 )
 from gateway.fleet.worker import Worker, WorkerState
 
