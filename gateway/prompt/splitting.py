@@ -5,7 +5,8 @@ the others in each normalized piece. What lies between two of them is normalized
 So a text may be cut before an added token, as long as
 
 * the token is found in the raw text and takes no white space with it (no `lstrip`, `rstrip` or `single_word`), and
-* no step looks at where in the text a piece stands (Metaspace with ``prepend_scheme: first`` does).
+* no step looks further than whether it stands at the very start of the text (Metaspace with ``prepend_scheme: first``
+  does that): each piece but the first begins with an added token, so that what follows it is at no start either.
 
 `Splitter.create` returns None for tokenizers of which that is not known.
 """
@@ -34,6 +35,7 @@ _POSITION_FREE = frozenset(
         "Digits",
         "FixedLength",
         "Lowercase",
+        "Metaspace",
         "NFC",
         "NFD",
         "NFKC",
@@ -51,7 +53,7 @@ _POSITION_FREE = frozenset(
         "WhitespaceSplit",
     }
 )
-"""Normalizers and pre-tokenizers that treat a piece alike wherever it stands."""
+"""Normalizers and pre-tokenizers that treat a piece alike wherever it stands, but for the start of the text."""
 
 
 class Splitter:
@@ -166,8 +168,6 @@ def _position_free(step: Mapping[str, Any] | None) -> bool:
     kind = step["type"]
     if kind == "Sequence":
         return all(_position_free(part) for part in step.get("normalizers") or step.get("pretokenizers") or ())
-    if kind == "Metaspace":
-        return bool(step.get("prepend_scheme", "always") != "first")
     return kind in _POSITION_FREE
 
 

@@ -1,9 +1,9 @@
 """A model's tokenizer, set up from its directory as transformers 5 sets it up, and its chat templates.
 
-transformers does more than read ``tokenizer.json``: tokens that only ``tokenizer_config.json`` names are added, named
-special tokens become added tokens, and `add_bos_token` or `add_eos_token` there replace the post-processor
-(`tokenization_utils_tokenizers.py`). What tokens that brings is known from the two files, so that neither transformers
-nor torch is needed here.
+transformers does more than read ``tokenizer.json``: tokens that only ``tokenizer_config.json`` names are added, and named
+special tokens become added tokens (`tokenization_utils_tokenizers.py`). What that brings is known from the two files, so
+that neither transformers nor torch is needed here. `add_bos_token` and `add_eos_token` have no effect: since version 5
+the post-processor of ``tokenizer.json`` decides alone (DeepSeek's configuration says true, and no BOS is added).
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from gateway.prompt.splitting import Splitter
 from gateway.prompt.template import ChatTemplates, TemplateError
@@ -20,6 +20,41 @@ from gateway.prompt.template import ChatTemplates, TemplateError
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+_LLAMA_CLASSES = frozenset({"LlamaTokenizer", "LlamaTokenizerFast"})
+
+_NOT_LLAMA = frozenset(
+    {
+        "deepseek_ocr",
+        "deepseek_ocr2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "deepseek_v4",
+        "deepseek_vl",
+        "deepseek_vl_hybrid",
+        "deepseek_vl_v2",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "h2ovl_chat",
+        "internlm2",
+        "jamba",
+        "janus",
+        "llava",
+        "llava_next",
+        "minicpm3",
+        "minicpmv",
+        "nemotron",
+        "opencua",
+        "openvla",
+        "paddleocr_vl",
+        "phi3",
+        "phi3_v",
+        "phimoe",
+        "vipllava",
+    }
+)
+"""Model types whose configuration names Llama's class and is known to be wrong: transformers keeps their file as it is."""
 
 _PROBES = (
     "a",
@@ -147,6 +182,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise TypeError(f"{name} is no object")
         config |= values
+    path = directory / "config.json"
+    if path.is_file():
+        config["model_type"] = json.loads(path.read_text(encoding="utf-8")).get("model_type")
     return config
 
 
@@ -180,22 +218,19 @@ def _adopt(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, str]:
         named |= {name: value if isinstance(value, str) else value["content"] for name, value in extra.items()}
     if config.get("split_special_tokens"):
         tokenizer.encode_special_tokens = True
-    if tokenizer.post_processor is None or "add_bos_token" in config or "add_eos_token" in config:
-        _surround(tokenizer, config, named)
+    if config.get("tokenizer_class") in _LLAMA_CLASSES and config.get("model_type") not in _NOT_LLAMA:
+        _make_llama(tokenizer, config)
     return named
+
+
+def _make_llama(tokenizer: Tokenizer, config: Mapping[str, Any]) -> None:
+    """What transformers' `LlamaTokenizer` puts in the place of the file's normalizer and pre-tokenizer."""
+    space = config.get("add_prefix_space")
+    scheme = "never" if space is False else "always" if config.get("legacy", False) else "first"
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
 
 
 def _added_token(entry: Mapping[str, Any]) -> AddedToken:
     flags = {name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "special")}
     return AddedToken(entry["content"], normalized=bool(entry.get("normalized", not flags["special"])), **flags)
-
-
-def _surround(tokenizer: Tokenizer, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Replace the post-processor by one that adds the BOS and EOS that the configuration asks for."""
-    bos = named.get("bos_token") if config.get("add_bos_token") else None
-    eos = named.get("eos_token") if config.get("add_eos_token") else None
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
-        pair=None,
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token],
-    )
