@@ -30,7 +30,10 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", repr(number))
+    text = repr(number)
+    if "e" in text and "." not in text:  # YAML 1.1 knows no 5e-324, only 5.0e-324
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
 
 _Dumper.add_representer(str, _represent_text)
@@ -51,7 +54,8 @@ def _plain(value: Any, kind: inspect.Type, *, secrets: bool) -> Any:
     """Data of builtin types, durations and sizes with their units."""
     match kind:
         case inspect.Metadata() if kind.extra_json_schema:
-            return format_duration(value) if kind.extra_json_schema.get("unit") == "seconds" else format_size(value)
+            text = format_duration(value) if kind.extra_json_schema.get("unit") == "seconds" else format_size(value)
+            return text if text[-1].isalpha() else value
         case inspect.UnionType():
             option = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
             return None if value is None else _plain(value, option, secrets=secrets)

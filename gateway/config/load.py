@@ -77,7 +77,7 @@ def loads(
                 complaint.message,
                 source.excerpt(complaint.mark.line),
             )
-            for complaint in source.complaints
+            for complaint in {(it.mark, it.message): it for it in reversed(source.complaints)}.values()
         )
     return config
 

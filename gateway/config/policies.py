@@ -40,8 +40,8 @@ def usable_part(section: Any, invalid: object) -> Policy | None:
     if not isinstance(section, dict):
         return None
     kept = _without_invalid(section, invalid)
-    for kind in ("filters", "scorers"):
-        kept[kind] = [_usable_step(step, kind, invalid) for step in section.get(kind, ()) or ()] if kind in kept else []
+    for kind in kept.keys() & {"filters", "scorers"}:
+        kept[kind] = [_usable_step(step, kind, invalid) for step in kept[kind]]
     if "picker" in kept:
         kept["picker"] = _usable_step(section["picker"], "picker", invalid)
     if kept != section and not any(kept.get(key) for key in ("preset", "filters", "scorers", "picker")):

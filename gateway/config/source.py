@@ -13,9 +13,9 @@ import yaml
 from gateway.config.problems import NOWHERE, Mark, Where, clip
 
 MAX_BYTES = 8 << 20
-"""A file above this is a mistake; 1,000 workers with all their capabilities are about 1 MiB."""
-MAX_NODES = 300_000
-"""Keys and values after aliases are followed: what an alias bomb runs into."""
+"""A file above this is a mistake; 1,000 workers with all their capabilities are half a MiB."""
+MAX_NODES = 100_000
+"""Values after aliases are followed: what an alias bomb runs into. 1,000 workers with everything are 15,000."""
 MAX_DEPTH = 40
 
 _DEFAULT_TAGS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"})
@@ -24,6 +24,7 @@ _SECRET_KEY = re.compile(
     r"""((?:api_?key|apikey|authorization|password|secret|token)["']?\s*[:=]\s*)(["']?)((?!\$\{)[^\s"'][^"',}]*)""",
     re.IGNORECASE,
 )
+_URL_USER = re.compile(r"(://)([^/\s@\"']+)(?=@)")
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}]*\}?")
 
 
@@ -146,6 +147,7 @@ class Source:
                 start = secret.mark.column - 1 if line == secret.mark.line else 0
                 stop = min(secret.end.column - 1, len(shown)) if line == secret.end.line else len(shown)
                 shown = shown[:start] + "*" * (stop - start) + shown[stop:]
+        shown = _URL_USER.sub(lambda match: match[1] + "*" * len(match[2]), shown)
         return _SECRET_KEY.sub(lambda match: match[1] + match[2] + "*" * len(match[3]), shown)
 
     def _is_readable(self) -> bool:
