@@ -18,7 +18,7 @@ from gateway.fleet.asking import Answer, ask
 from gateway.fleet.fleet import Fleet, Fleets
 from gateway.fleet.membership import Membership
 from gateway.fleet.models import ModelCards
-from gateway.fleet.states import COUNTED, MAX_PASSES, FailureKind, Life, Transition
+from gateway.fleet.states import COUNTED, FailureKind, Life, Transition
 from gateway.fleet.worker import Worker, WorkerState
 from gateway.tasks import TaskGroup
 
@@ -30,6 +30,9 @@ TICK = 0.25
 LANE = 32
 """Checks at once of workers that passed their last one, and as many again of those that did not: a rack that hangs
 cannot delay the checks of the others."""
+
+SHORTEST_INTERVAL = 0.01
+"""Seconds; the configuration refuses 0, and nothing may ask in a busy loop."""
 
 CARDS_EVERY = 60.0
 """Seconds between two looks at a worker's model cards."""
@@ -220,11 +223,7 @@ class HealthMonitor:
 
     async def _check_forever(self, life: Life) -> None:
         """Ask at once, then at the interval with a tenth of jitter; the first pause is random, to spread a fleet."""
-        interval = life.rules.interval
-        if not interval:  # no active checks: ready until requests say otherwise
-            life.passes = max(life.rules.healthy_after, MAX_PASSES)
-            life.check_ok(self._clock())
-            return
+        interval = max(life.rules.interval, SHORTEST_INTERVAL)
         cards_at = 0.0
         pause = interval * self._rng.uniform(0.1, 1.0)
         while True:
@@ -268,8 +267,7 @@ class HealthMonitor:
             _log.warning("worker does not list its model", worker=worker.id, model=worker.model, lists=served)
 
     async def _ask(self, worker: Worker, path: str, rules: Health) -> Answer:
-        """Within `health.timeout`, or the interval where that is switched off: a lane is never blocked for ever."""
-        return await ask(self._session, worker, path, rules.timeout or rules.interval)
+        return await ask(self._session, worker, path, rules.timeout)
 
     async def _tick(self) -> None:
         while True:

@@ -238,14 +238,6 @@ async def test_reload_takes_over_changed_rules_at_once(told, build, monitored):
             await server.checks(3)
 
 
-async def test_interval_zero_switches_active_checks_off(told, build, monitored):
-    server = await told()
-    fleets = build.fleets([server.url], health=msgspec.structs.replace(build.quick, interval=0.0))
-    async with monitored(fleets) as monitor:
-        assert await monitor.wait_ready(5.0)
-        assert server.asked == []
-
-
 async def test_slow_start_weights_rise_to_one(told, build, monitored, until):
     server = await told()
     fleets = build.fleets([server.url], health=msgspec.structs.replace(build.quick, slow_start=0.8))
