@@ -6,6 +6,7 @@ once, with exactly one of three outcomes: completed, client gone, failed.
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -20,6 +21,7 @@ from gateway.http.local import LocalAnswers, model_not_found
 from gateway.http.relay import Exchange, set_deadlines
 from gateway.http.routes import ROUTES
 from gateway.http.server import CLOSE, KEEP, Answered, Request
+from gateway.http.sweep import gateway_stopping
 from gateway.http.upstream import upstream_error
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.w3c import is_valid_traceparent
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_NO_STATUSES: frozenset[int] = frozenset()
 _NOT_IMPLEMENTED = 501
+_STALE = "stale_connection"
 _KINDS: Mapping[str, FailureKind] = {
     "upstream_connect": FailureKind.CONNECT,
     "upstream_connect_timeout": FailureKind.CONNECT,
@@ -129,6 +131,8 @@ class Proxy:
         except asyncio.CancelledError:
             journey.outcome = Outcome.FAILED if self.stopping else Outcome.CLIENT_GONE
             journey.error_type = "gateway_stopping" if self.stopping else "client_disconnect"
+            if self.stopping and not journey.status and request.connection.transport is not None:
+                self._failed(journey, gateway_stopping())
             raise
         except Exception:  # noqa: BLE001 - the last resort: this request fails, all others go on
             _log.exception("request handler failed", path=route.path)
@@ -150,7 +154,11 @@ class Proxy:
         raise model_not_found()
 
     async def _relay(self, journey: Journey, fleet: "Fleet") -> Answered:
-        """Decide, send, relay; again with another worker as long as that is safe and allowed."""
+        """Decide, send, relay; again with another worker as long as that is safe and allowed.
+
+        A connection from the pool that died as we sent says nothing about its worker, which is asked once more on a fresh one; that
+        counts neither as one of `retries.attempts` nor against the budget.
+        """
         request = RouteRequest(
             model=fleet.name,
             path=journey.route.path,
@@ -158,48 +166,65 @@ class Proxy:
             body=journey.parsed,
             now=journey.start,
         )
+        candidates = fleet.candidates
+        error: GatewayError | None = None
         while True:
-            decision = fleet.policy.decide(request, fleet.candidates)
+            decision = fleet.policy.decide(request, candidates)
             if decision is None:
-                raise _no_healthy_worker()
+                raise error or _no_healthy_worker()
+            if error is not None:
+                self._metrics.retry(error.error_type)
             worker = cast("Worker", decision.chosen.worker)
             # Nothing is awaited between the decision and this line: the next decision sees this request.
             lease = worker.acquire(request.prompt_tokens)
             try:
-                journey.worker = worker
-                journey.attempts += 1
-                may_retry = journey.attempts < fleet.retries.attempts and self._may_retry(fleet)
-                error = await self._attempt(journey, fleet, worker, may_retry=may_retry)
+                error = await self._attempt(journey, request, fleet, worker)
+                if error is not None and error.retry is Retry.IF_REUSED:
+                    self._metrics.retry(_STALE)
+                    error = await self._attempt(journey, request, fleet, worker)
             finally:
                 lease.release()
             if error is None:
                 return self._completed(journey)
-            if not may_retry or not self._may_retry(fleet):
-                raise error
-            self._metrics.retry(error.error_type)
-            if not journey.retrying:
-                journey.retrying = True
-                self._retrying += 1
             request.attempt += 1
             request.tried = (*request.tried, worker.id)
+            if request.attempt >= fleet.retries.attempts:
+                raise error
+            candidates = [candidate for candidate in fleet.candidates if candidate.worker.id not in request.tried]
 
-    def _may_retry(self, fleet: "Fleet") -> bool:
-        """Whether the budget has room: a share of the requests in flight, and never less than a few."""
+    def _pass_on(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> bool:
+        """Whether an answer of `worker` that another may do better is given up for that other's.
+
+        Only where somebody else is there to be asked, and within the budget: a share of the requests in flight, and never less than a
+        few. Failures to connect are not held to it: no worker has had any work with them.
+        """
         retries = fleet.retries
-        return self._retrying < max(retries.budget_min, retries.budget * self._metrics.in_flight)
+        if request.attempt + 1 >= retries.attempts:
+            return False
+        if not any(other.routable and other is not worker and other.id not in request.tried for other in fleet.workers):
+            return False
+        if not journey.retrying:
+            if self._retrying >= max(retries.budget_min, retries.budget * self._metrics.in_flight):
+                return False
+            journey.retrying = True
+            self._retrying += 1
+        return True
 
     async def _attempt(
-        self, journey: Journey, fleet: "Fleet", worker: "Worker", *, may_retry: bool
+        self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker"
     ) -> GatewayError | None:
         """Ask one worker.
 
         Returns:
-            None when an answer was relayed; else what went wrong, if another worker may try.
+            None when an answer was relayed; else what went wrong, if another worker may try, or (`Retry.IF_REUSED`) the same one again.
 
         Raises:
             GatewayError: the request has failed for good.
         """
+        journey.worker = worker
+        journey.attempts += 1
         span = journey.span.attempt(worker, fleet.name, journey.attempts - 1) if journey.span is not None else None
+        start = self._loop.time() if span is not None else 0.0
         reused = False
         exchange: Exchange | None = None
         error_type: str | None = None
@@ -211,21 +236,24 @@ class Proxy:
                 connection = await self._pool.connect(worker, fleet.timeouts.connect)
             else:
                 reused = True
-            exchange = self._exchange(journey, fleet, worker, may_retry=may_retry)
+            exchange = self._exchange(journey, request, fleet, worker)
             exchange.prepare(connection, _head_for(journey, worker, span, len(body)), body)
             relayed = await self._exchanged(journey, exchange)
             status = exchange.status
             self._judge(worker, status)
+            if not relayed or status >= 500:
+                error_type = str(status)
             if relayed:
                 return None
-            error_type = str(status)
             return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
         except GatewayError as error:
             error_type = error.error_type
-            stale = reused and error.retry is Retry.IF_REUSED
-            if not stale and (kind := _KINDS.get(error_type)) is not None:
+            if reused and error.retry is Retry.IF_REUSED:
+                error_type = _STALE
+                return error
+            if (kind := _KINDS.get(error_type)) is not None:
                 self._health.failed(worker, kind)
-            if stale or error.retry is Retry.YES:
+            if error.retry is Retry.YES:
                 return error
             raise
         except asyncio.CancelledError:
@@ -241,9 +269,10 @@ class Proxy:
                     journey.first_byte = exchange.first_byte - journey.start
             self._metrics.attempt_ended(worker.id, error_type)
             if span is not None:
-                span.end(status or None, error_type, journey.first_byte)
+                first_byte = exchange.first_byte - start if exchange is not None and exchange.started else None
+                span.end(status or None, error_type, first_byte)
 
-    def _exchange(self, journey: Journey, fleet: "Fleet", worker: "Worker", *, may_retry: bool) -> Exchange:
+    def _exchange(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> Exchange:
         message = journey.request.message
         own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
         if self._name_worker:
@@ -256,7 +285,8 @@ class Proxy:
             own_lines=own,
             http10=message.version != (1, 1),
             keep_alive=not (message.should_close or message.upgrade or self.draining),
-            retry_statuses=fleet.retries.statuses if may_retry else _NO_STATUSES,
+            retry_statuses=fleet.retries.statuses,
+            pass_on=partial(self._pass_on, journey, request, fleet, worker),
         )
         set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.parsed.get("stream") is True)
         return exchange
@@ -303,7 +333,11 @@ class Proxy:
         journey.error_type = error.error_type
         journey.outcome = Outcome.COMPLETED if error.status < 500 and error.source is Source.CLIENT else Outcome.FAILED
         if journey.status:
-            journey.outcome = Outcome.CLIENT_GONE if error.source is Source.CLIENT else Outcome.FAILED
+            if error.source is Source.CLIENT:
+                journey.outcome = Outcome.CLIENT_GONE
+                if request.connection.transport is not None:
+                    # It does not read: a close would wait for it to take what is still unsent.
+                    request.connection.transport.abort()
             return CLOSE
         journey.status = error.status
         if not journey.attempts:

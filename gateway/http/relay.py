@@ -15,7 +15,7 @@ from gateway.http.headers import response_head
 from gateway.http.routes import Dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from gateway.config.schema import Timeouts
     from gateway.http.upstream import UpstreamConnection, UpstreamPool
@@ -63,9 +63,11 @@ class Exchange:
         "_last",
         "_loop",
         "_own_lines",
+        "_pass_on",
         "_pool",
         "_request",
         "_retry_statuses",
+        "_until_close",
         "_write",
         "bytes_out",
         "client",
@@ -94,7 +96,9 @@ class Exchange:
         http10: bool,
         keep_alive: bool,
         retry_statuses: "Container[int]",
+        pass_on: "Callable[[], bool]",
     ) -> None:
+        """Statuses in `retry_statuses` are not relayed if `pass_on`, asked when one comes, says that another worker will try."""
         self.client = client
         self._pool = pool
         self._loop = loop
@@ -102,6 +106,7 @@ class Exchange:
         self._own_lines = own_lines
         self._http10 = http10
         self._retry_statuses = retry_statuses
+        self._pass_on = pass_on
         self._done: asyncio.Future[None] = loop.create_future()
         self._connection: UpstreamConnection | None = None
         transport = client.transport
@@ -110,6 +115,7 @@ class Exchange:
         self._request = (b"", b"")
         self._last = b""
         self._framed = False
+        self._until_close = False
         self.keep_alive = keep_alive
         self.started = False
         self.first_byte = 0.0
@@ -153,7 +159,8 @@ class Exchange:
     def begin(self, connection: "UpstreamConnection") -> bool:
         """The worker's head is there. False: it is not relayed and the connection is closed."""
         self.status = status = connection.status
-        if status in self._retry_statuses:
+        if status in self._retry_statuses and self._pass_on():
+            self._connection = None
             connection.abort()
             self._finish()
             return False
@@ -164,6 +171,7 @@ class Exchange:
             framing = b"content-length: %d\r\n" % connection.length
         elif self._http10:
             self.keep_alive = False
+            self._until_close = True
         else:
             framing = b"transfer-encoding: chunked\r\n"
             self._chunk_out = True
@@ -175,7 +183,7 @@ class Exchange:
         for name, value in connection.fields:
             lower = name.lower()
             if lower == b"content-type":
-                self.stream = value.startswith(b"text/event-stream")
+                self.stream = value[:17].lower() == b"text/event-stream"
             elif lower == b"content-encoding":
                 self.encoded = True
         self._last = response_head(
@@ -276,7 +284,7 @@ class Exchange:
         event = error_event(error, self._dialect, tail)
         if self._chunk_out:
             self._out(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
-        elif self._http10:
+        elif self._until_close:
             self._out(event)
 
     def _finish(self) -> None:

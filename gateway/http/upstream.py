@@ -22,11 +22,19 @@ if TYPE_CHECKING:
 _MAX_INTERIM = 8
 _MAX_HEAD_BYTES = 128 * 1024
 _BODYLESS = frozenset({204, 304})
+_PLAIN_REASONS = frozenset({b"OK", b""})
 
 
 def upstream_error(error_type: str, message: str, *, status: int = 502, retry: Retry = Retry.NO) -> GatewayError:
     """An error that a worker or the way to it caused."""
     return GatewayError(status, error_type, message, source=Source.WORKER, code=error_type, retry=retry)
+
+
+def _unreachable(message: str, *, status: int = 503, error_type: str = "upstream_connect") -> GatewayError:
+    """No byte of the request has left: any worker may try, and if none can, the client may soon."""
+    return GatewayError(
+        status, error_type, message, source=Source.WORKER, code=error_type, retry=Retry.YES, retry_after=1
+    )
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -46,6 +54,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_excess",
         "_head_bytes",
         "_head_complete",
+        "_ill_formed",
         "_interim",
         "_keep_alive",
         "_length",
@@ -82,6 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.connection_field: bytes | None = None
         self._head_bytes = 0
         self._head_complete = False
+        self._ill_formed = False
         self._complete = False
         self._chunked = False
         self._length: int | None = None
@@ -99,8 +109,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Send a request; its answer goes to `exchange`."""
         self.exchange = exchange
         transport = self.transport
-        if transport is None:
-            self._lost(exchange)
+        if transport is None or transport.is_closing():
+            self.exchange = None
+            exchange.fail(_unreachable("The worker closed the connection before the request was sent."))
             return
         if len(body) < 65536:
             transport.write(head + body)
@@ -197,6 +208,9 @@ class UpstreamConnection(asyncio.Protocol):
                 self._malformed(exchange)
                 return
             self._excess = True
+        if self._ill_formed:
+            self._malformed(exchange)
+            return
         if not self._head_complete:
             if self._head_bytes > _MAX_HEAD_BYTES or self._interim > _MAX_INTERIM:
                 self._malformed(exchange)
@@ -217,15 +231,16 @@ class UpstreamConnection(asyncio.Protocol):
         self.exchange = None
         transport = self.transport
         clean = (
-            transport is not None
-            and not self._excess
-            and self._keep_alive
-            and transport.get_write_buffer_size() == 0
+            transport is not None and not self._excess and self._keep_alive and transport.get_write_buffer_size() == 0
         )
         if clean:
             self._reset()
+            if exchange.paused:
+                # The next exchange must find a connection that is read, and the pool must see it close.
+                self.resume()
         elif transport is not None:
-            transport.close()
+            # Not close(): that would wait until a worker that has answered early takes the rest of the request.
+            transport.abort()
         exchange.end(self if clean else None)
 
     def _malformed(self, exchange: "Exchange") -> None:
@@ -251,8 +266,10 @@ class UpstreamConnection(asyncio.Protocol):
         value = value or b""
         lower = name.lower()
         if lower == b"content-length":
-            self._length = int(value) if value.isdigit() else None
+            self._length = int(value)  # llhttp has refused all but digits, with blanks behind them
         elif lower == b"transfer-encoding":
+            # Another coding would travel on without the field that names it.
+            self._ill_formed |= self._chunked or value.strip().lower() != b"chunked"
             self._chunked = True
         elif lower == b"connection" and value.lower() not in {b"close", b"keep-alive"}:
             self.connection_field = value
@@ -264,7 +281,14 @@ class UpstreamConnection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status < 200:
+            self._ill_formed |= status < 100
             return
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            # The head came within one read, perhaps with a part of the body.
+            size = sum(len(name) + len(value) + 4 for name, value in self.fields)
+            self._ill_formed |= size > _MAX_HEAD_BYTES
+        if self.reason not in _PLAIN_REASONS and not self.reason.decode("latin-1").isprintable():
+            self._ill_formed = True
         self.status = status
         self._head_complete = True
         self._boundary = True
@@ -293,6 +317,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._interim += 1
         self.reason = b""
         self.fields = []
+        self.connection_field = None
         self._length = None
         self._chunked = False
 
@@ -347,17 +372,13 @@ class UpstreamPool:
                     ssl=self._ssl_for(worker),
                 )
         except TimeoutError:
-            raise upstream_error(
-                "upstream_connect_timeout",
-                "The worker did not accept a connection in time.",
-                status=504,
-                retry=Retry.YES,
+            raise _unreachable(
+                "The worker did not accept a connection in time.", status=504, error_type="upstream_connect_timeout"
             ) from None
         except (OSError, ssl.SSLError) as error:
-            raise upstream_error(
-                "upstream_connect", "The worker can't be reached.", status=502, retry=Retry.YES
-            ) from error
-        self._connections.add(connection)
+            raise _unreachable("The worker can't be reached.") from error
+        if connection.transport is not None:  # else it is lost already, and `_closed` was called
+            self._connections.add(connection)
         return connection
 
     def release(self, connection: UpstreamConnection) -> None:
