@@ -16,12 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-_ABSENT = object()
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
-_LOOP_ATTRIBUTES = frozenset({"index", "index0", "first", "last", "length", "revindex", "revindex0"})
-_BUILTIN_METHOD: Any = type("".strip)
+from jinja2.utils import Namespace
 
 
 class JsonObject(dict[str, Any]):
@@ -36,6 +31,20 @@ class JsonObject(dict[str, Any]):
     def __init__(self, value: dict[str, Any]) -> None:
         super().__init__(value)
         self.text: str | None = None
+
+
+_ABSENT = object()
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_STR_METHODS = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+_LOOP_ATTRIBUTES = frozenset({"index", "index0", "first", "last", "length", "revindex", "revindex0"})
+_PLAIN = frozenset({str, int, float, bool, type(None), list, dict, JsonObject})
+_BUILTIN_METHOD: Any = type("".strip)
+
+
+def _namespace_values(namespace: Namespace) -> dict[str, Any]:
+    """What a template's ``namespace()`` holds; its own attribute access runs in Python, a dozen times per look."""
+    values: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return values
 
 
 class Generation(jinja2.ext.Extension):
@@ -76,8 +85,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         elif kind is str:
             if attribute in _STR_METHODS:
                 return getattr(obj, attribute)
-        elif kind is LoopContext and attribute in _LOOP_ATTRIBUTES:
-            return getattr(obj, attribute)
+        elif kind is LoopContext:
+            if attribute in _LOOP_ATTRIBUTES:
+                return getattr(obj, attribute)
+        elif kind is Namespace:
+            value = _namespace_values(obj).get(attribute, _ABSENT)
+            if type(value) in _PLAIN and not attribute.startswith("_"):
+                return value
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any | Undefined:
