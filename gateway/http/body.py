@@ -3,6 +3,8 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _RATE_WINDOW = 5.0
 _MODEL_FIELD_LIMIT = 1024
+# Python parses parts one callback at a time, some 10 us each; Starlette, and so vLLM, takes 1,000 fields and 1,000 files.
+_MAX_PARTS = 2000
 
 
 async def read_body(payload: "StreamReader", *, limit: int, rate: int) -> bytes:
@@ -102,40 +106,54 @@ def requested_model(parsed: Mapping[str, Any]) -> str | None:
     raise client_error(400, "invalid_request", "`model` must be a string.", param="model")
 
 
-def with_model(body: bytes, parsed: Mapping[str, Any], model: str) -> bytes:
-    """`body` with its top-level `model` replaced and every other byte as it was.
+def with_model(body: bytes, old: str, new: str) -> bytes:
+    """`body` with the value of its top-level `model` changed and every other byte as it was.
 
-    Each place that looks like the member is tried, and the result parsed again: only a body that means the same but for the model counts.
-    Where no single place does (the key is repeated, or written with escapes), the object is serialised anew.
+    Members that spell ``"model": "<old>"`` are found by a regular expression. When there is only one, it is the top-level one. Else all of them
+    get a mark in one pass, and the mark that a parser then finds at the top says which one counts: the last one, where the key is repeated, as for the
+    worker. Trying them one after the other would cost a parse each, and a client may nest as many as the body has room for.
+
+    Args:
+        body: a JSON object that `parse_json` takes.
+        old: the value of its top-level `model`.
+        new: what that becomes.
     """
-    old = parsed.get("model")
-    if old == model:
+    if old == new:
         return body
-    wanted = {**parsed, "model": model}
-    value = orjson.dumps(model)
-    if old is None and "model" not in parsed:
-        brace = body.index(b"{")
-        comma = b"," if parsed else b""
-        return b'%b{"model":%b%b%b' % (body[:brace], value, comma, body[brace + 1 :])
-    literal = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(old)))
-    for found in literal.finditer(body):
-        candidate = body[: found.end(1)] + value + body[found.end() :]
-        if _loads_or_none(candidate) == wanted:
-            return candidate
-    return orjson.dumps(wanted)
+    member = _member(old)
+    found = list(member.finditer(body))
+    if len(found) > 1:
+        numbers = count()
+        marked = orjson.loads(member.sub(lambda match: b'%b"%d"' % (match[1], next(numbers)), body))
+        found = [found[int(marked["model"])]]
+    (match,) = found
+    return b"%b%b%b" % (body[: match.end(1)], orjson.dumps(new), body[match.end() :])
 
 
-def _loads_or_none(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
+@lru_cache(maxsize=1024)
+def _member(name: str) -> re.Pattern[bytes]:
+    """A pattern for a member ``"model": "<name>"`` with any of the escapes that JSON allows; group 1 ends before the value."""
+    return re.compile(b'("%b"\\s*:\\s*)"%b"' % (_spellings("model"), _spellings(name)))
+
+
+def _spellings(text: str) -> bytes:
+    return b"".join(_spelling(character) for character in text)
+
+
+def _spelling(character: str) -> bytes:
+    units = character.encode("utf-16-be")
+    escaped = b"".join(b"\\\\u(?i:%04x)" % int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2))
+    # orjson's own spelling: the character itself, or the short escape of one that needs it.
+    choices = [re.escape(orjson.dumps(character)[1:-1]), escaped]
+    if character == "/":
+        choices.append(rb"\\/")
+    return b"(?:%b)" % b"|".join(choices)
 
 
 class MultipartModel:
     """The `model` field of a multipart form, and where its value stands."""
 
-    __slots__ = ("_data", "_disposition", "_field", "_header", "_name", "_offset", "_value", "end", "model", "start")
+    __slots__ = ("_data", "_disposition", "_field", "_header", "_name", "_parts", "_value", "end", "model", "start")
 
     def __init__(self, content_type: bytes, body: bytes) -> None:
         """Parse `body` just far enough.
@@ -152,19 +170,19 @@ class MultipartModel:
         self._data = body
         self._field = self._header = self._value = self._disposition = b""
         self._name: bytes | None = None
-        self._offset = 0
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._part_begin,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_part_data": self._part_data,
-                "on_part_end": self._part_end,
-            },
-        )
+        self._parts = 0
         try:
+            parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._part_begin,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_part_data": self._part_data,
+                    "on_part_end": self._part_end,
+                },
+            )
             parser.write(body)
             parser.finalize()
         except ValueError as error:
@@ -177,6 +195,9 @@ class MultipartModel:
         return self._data[: self.start] + model.encode() + self._data[self.end :]
 
     def _part_begin(self) -> None:
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise client_error(400, "invalid_body", f"The multipart body has more than {_MAX_PARTS} parts.")
         self._header = self._value = self._disposition = b""
         self._name = None
         self._field = b""
@@ -203,4 +224,5 @@ class MultipartModel:
 
     def _part_end(self) -> None:
         if self._name == b"model":
-            self.model = self._field.decode("utf-8", "replace")
+            # Of a repeated field the last one counts, as for the worker. An empty one is as good as none.
+            self.model = self._field.decode("utf-8", "replace") or None

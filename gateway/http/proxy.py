@@ -411,7 +411,7 @@ def _body_for(journey: Journey, worker: "Worker") -> bytes:
         return journey.body
     if journey.multipart is not None:
         return journey.multipart.replaced(worker.model)
-    return with_model(journey.body, journey.parsed, worker.model)
+    return with_model(journey.body, model, worker.model)
 
 
 def _head_for(journey: Journey, worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:
