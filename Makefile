@@ -1,5 +1,5 @@
 # Two commands: `make run` starts the gateway with a simulated Neuron fleet, `make test` runs the whole suite.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
