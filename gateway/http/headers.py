@@ -31,12 +31,18 @@ _WORKER_CHOICE = (
     b"x-data-parallel-host-port",
     b"x-data-parallel-rank",
     b"x-dp-rank",
+    b"x-dynamo-dp-rank",
+    b"x-dynamo-prefill-dp-rank",
+    b"x-dynamo-prefill-instance-id",
+    b"x-dynamo-worker-instance-id",
     b"x-encoder-hosts-ports",
     b"x-gateway-destination-endpoint",
+    b"x-gateway-destination-endpoint-subset",
     b"x-kv-cache-source-host-port",
     b"x-prefill-dp-rank",
     b"x-prefill-instance-id",
     b"x-prefiller-host-port",
+    b"x-smg-target-worker",
     b"x-worker",
     b"x-worker-instance-id",
     b"x-warmroute-worker",
@@ -82,7 +88,6 @@ _RESPONSE_DROP = frozenset(_HOP_BY_HOP) | {
     b"set-cookie",
     b"x-request-id",
     b"x-warmroute-worker",
-    b"via",
 }
 
 # RFC 3986 reg-name, IPv4 or IP-literal, with an optional port: no slash, question mark, hash, at sign or blank.
@@ -140,7 +145,8 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
 
     Raises:
         GatewayError: 400 for a missing, repeated or malformed Host or a bad Content-Length; 415 for an encoded body; 417
-            for an unknown expectation; 431 when the fields are larger than `limit` bytes together.
+            for an unknown expectation; 431 when the fields are larger than `limit` bytes together; 501 for a transfer
+            coding other than chunked.
     """
     lines: list[bytes] = []
     trace: list[bytes] = []
@@ -161,6 +167,12 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
             host = value
         elif kind == _LENGTH:
             length = _content_length(value, length)
+        elif kind == _TRANSFER:
+            # llhttp also takes `gzip, chunked` and an empty value; a coding that is not taken off would reach nobody who could.
+            if value.lower() != b"chunked":
+                raise client_error(
+                    501, "transfer_coding", "The only transfer coding that is understood is chunked.", close=True
+                )
         elif kind == _CONNECTION:
             connection = value if connection is None else connection + b"," + value
         elif kind == _REQUEST_ID:
@@ -189,6 +201,7 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
         raise client_error(400, "invalid_request", "The Host field is missing or malformed.", close=True)
     if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
         lines = _without_named(lines, connection)
+        trace = _without_named(trace, connection)
         authorization = b"" if b"authorization" in _tokens(connection) else authorization
     lines.append(b"x-forwarded-for: %b\r\n" % (peer if forwarded_for is None else forwarded_for + b", " + peer))
     lines.append(b"x-forwarded-proto: %b\r\n" % proto)

@@ -9,6 +9,8 @@ from gateway.http.routes import Body, Route
 from gateway.telemetry.metrics import Outcome
 
 if TYPE_CHECKING:
+    from aiohttp.http_parser import RawRequestMessage
+
     from gateway.config.schema import Limits
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.worker import Worker
@@ -97,11 +99,13 @@ class Journey:
         self.head = head = scan_request(message.raw_headers, peer=request.connection.peer, ids=ids, limit=limits.header)
         if message.method != "POST":
             raise method_not_allowed("POST")
-        if message.version not in {(1, 1), (1, 0)}:
-            raise client_error(505, "http_version", "The HTTP version is not supported; use HTTP/1.1.", close=True)
+        if message.version != (1, 1):
+            check_version(message)
         check_length(head.content_length, limits.body)
-        if head.expects_continue and not request.payload.is_eof() and request.connection.transport is not None:
-            request.connection.transport.write(_CONTINUE)
+        if head.expects_continue and not request.payload.is_eof() and message.version == (1, 1):
+            transport = request.connection.transport
+            if transport is not None:
+                transport.write(_CONTINUE)
         self.body = body = await read_body(request.payload, limit=limits.body, rate=limits.body_rate)
         if self.route.body is Body.JSON:
             self.parsed = parse_json(body)
@@ -109,6 +113,18 @@ class Journey:
         else:
             self.multipart = MultipartModel(_content_type(message.raw_headers), body)
             self.model = self.multipart.model
+
+
+def check_version(message: "RawRequestMessage") -> None:
+    """Refuse what is neither HTTP/1.1 nor a proper HTTP/1.0.
+
+    Raises:
+        GatewayError: 505; 400 for an HTTP/1.0 request with Transfer-Encoding, whose framing is not to be trusted (RFC 9112, section 6.1).
+    """
+    if message.version not in {(1, 1), (1, 0)}:
+        raise client_error(505, "http_version", "The HTTP version is not supported; use HTTP/1.1.", close=True)
+    if message.chunked and message.version == (1, 0):
+        raise client_error(400, "invalid_request", "HTTP/1.0 has no Transfer-Encoding.", close=True)
 
 
 def _content_type(raw: tuple[tuple[bytes, bytes], ...]) -> bytes:

@@ -7,6 +7,7 @@ from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.errors import client_error, error_answer, method_not_allowed, not_found
 from gateway.http.headers import RequestIds, scan_request
+from gateway.http.journey import check_version
 from gateway.http.routes import MODELS_PATH, PING_PATH
 from gateway.http.server import CLOSE, KEEP, Answered, Request
 
@@ -54,9 +55,13 @@ class LocalAnswers:
                 message.raw_headers, peer=request.connection.peer, ids=self._ids, limit=self.limits.header
             )
             request_id = head.request_id
+            check_version(message)
             body = self._body(path, message.method)
-            # A body nobody asked for must not be taken for the next request.
-            await read_body(request.payload, limit=_SMALL_BODY, rate=self.limits.body_rate)
+            if head.expects_continue and not request.payload.is_eof():
+                keep_alive = False  # the client need not send what nobody will read
+            else:
+                # A body nobody asked for must not be taken for the next request.
+                await read_body(request.payload, limit=_SMALL_BODY, rate=self.limits.body_rate)
         except GatewayError as error:
             self._refused(error)
             keep_alive = keep_alive and not error.close and request.payload.is_eof()
@@ -72,6 +77,8 @@ class LocalAnswers:
         return KEEP if keep_alive else CLOSE
 
     def _body(self, path: str, method: str) -> bytes:
+        if method == "CONNECT":  # its target is no path
+            raise method_not_allowed("GET, POST")
         if path == PING_PATH:
             if method not in {"GET", "HEAD", "POST"}:
                 raise method_not_allowed("GET, POST")
