@@ -15,6 +15,7 @@ import structlog
 
 from gateway import __version__
 from gateway.config.reload import ConfigWatcher
+from gateway.degradation import PolicyFaultLog, fleet_status, policy_faults
 from gateway.fleet.asking import open_session
 from gateway.fleet.fleet import Fleets
 from gateway.fleet.health import HealthMonitor
@@ -42,6 +43,7 @@ _log = structlog.get_logger(__name__)
 _BACKLOG = 4096
 _POLL = 0.02
 _FLUSH = 1.0
+_RETIRE_POLL = 0.25
 
 
 class Gateway:
@@ -59,6 +61,7 @@ class Gateway:
         config_path: Path | None = None,
         registry: Registry | None = None,
         logs_dropped: Callable[[], int] = int,
+        on_reload: Callable[["Config"], None] | None = None,
     ) -> None:
         """Build the parts. Must be called in a running event loop.
 
@@ -67,6 +70,7 @@ class Gateway:
             config_path: the file it came from, to be watched; None: no reload.
             registry: of policies; default: the built-in ones and installed plug-ins.
             logs_dropped: how many log lines were lost, for the metrics.
+            on_reload: called with each configuration that has come into effect by a reload.
 
         Raises:
             PolicyError, UnknownDriverError: `config` was not checked by `gateway.config.load`.
@@ -107,6 +111,7 @@ class Gateway:
             loop=loop,
         )
         self._logs_dropped = logs_dropped
+        self._on_reload = on_reload
         self._read_metrics()
         self._admin = AdminServer(config.admin, self._admin_sources(), __version__)
         self._watcher = ConfigWatcher(config_path, config, self._reconfigure) if config_path is not None else None
@@ -135,6 +140,7 @@ class Gateway:
         self.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper.start(self._server)
         self._health.start()
+        self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
         if self._watcher is not None:
             self._watcher.start()
         # What exists now lives as long as the process: the collector need not look at it again.
@@ -164,6 +170,8 @@ class Gateway:
             self.proxy.stopping = True
             for exchange in list(self._sweeper.exchanges):
                 exchange.fail(gateway_stopping())
+            # The others (uploading, connecting) have no answer that could be ended; theirs is an error of ours.
+            self._server.cancel_requests()
             await self._until_idle(_FLUSH)
         await self._close()
 
@@ -185,6 +193,7 @@ class Gateway:
         await self._admin.stop()
         await self._session.close()
         self._monitor.stop()
+        await self._tasks.cancel()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.shutdown)
 
@@ -201,12 +210,14 @@ class Gateway:
         self._pool.max_idle = config.pool.max_idle
         self._sweeper.header_read = config.limits.header_read
         self._server.max_connections = config.limits.connections
+        self._server.set_keep_alive(config.limits.keep_alive)
         self._health.update(fleets)
         self._name_labels()
         self.proxy.reconfigure(config, fleets, tracing, RequestLog(config.telemetry.logs.requests))
+        if self._on_reload is not None:
+            self._on_reload(config)
         if before is not None and before is not tracing:
-            # Spans of requests under way still end in the old one; its exporter is flushed when it goes.
-            self._tasks.spawn("tracing-shutdown", asyncio.to_thread(before.shutdown))
+            self._tasks.spawn("retire-tracing", _retire(before))
 
     def _name_labels(self) -> None:
         self.metrics.configured(
@@ -224,23 +235,35 @@ class Gateway:
             workers=lambda: [(fleet.name, worker) for fleet in self._fleets for worker in fleet.workers],
             upstream_sockets=self._pool.counts,
             client_connections=lambda: len(self._server.connections_open),
+            policy_faults=lambda: {fleet.name: policy_faults(fleet) for fleet in self._fleets},
             dropped=dropped,
             loop=self._monitor,
         )
 
     def _admin_sources(self) -> AdminSources:
         def fleets() -> list[FleetStatus]:
-            return [FleetStatus(fleet.name, fleet.ready, len(fleet.workers)) for fleet in self._fleets]
+            return [fleet_status(fleet) for fleet in self._fleets]
 
         def reload() -> ReloadStatus:
             watcher = self._watcher
             if watcher is None:
                 return ReloadStatus()
-            return ReloadStatus(watcher.last_error is None, watcher.last_error, watcher.last_reload_time)
+            return ReloadStatus(
+                watcher.last_error is None, watcher.last_error, watcher.last_reload_time, watcher.warnings
+            )
 
-        def metrics(accept: str | None) -> tuple[bytes, str]:
+        async def metrics(accept: str | None) -> tuple[bytes, str]:
             if self._watcher is not None:
                 self.metrics.reloads = {True: self._watcher.reloads_ok, False: self._watcher.reloads_failed}
-            return self.metrics.render(accept)
+            return await self.metrics.scrape(accept)
 
         return AdminSources(fleets=fleets, metrics=metrics, reload=reload, draining=lambda: self.proxy.draining)
+
+
+async def _retire(tracing: Tracing) -> None:
+    """Shut `tracing` down when the last request that began under it has ended its spans, or the gateway stops."""
+    try:
+        while tracing.open:  # noqa: ASYNC110 - spans end in callbacks; nobody waits for this
+            await asyncio.sleep(_RETIRE_POLL)
+    finally:
+        await asyncio.to_thread(tracing.shutdown)

@@ -40,9 +40,21 @@ async def _serve(config: "Config", path: Path) -> int:
     from gateway.telemetry import logs  # noqa: PLC0415
 
     logging = logs.configure(config.telemetry.logs)
+    lost = 0
+    written = config.telemetry.logs
+
+    def follow(reloaded: "Config") -> None:
+        """Take over level and format of the log lines; `requests` is the gateway's own business."""
+        nonlocal logging, lost, written
+        before, written = written, reloaded.telemetry.logs
+        if (before.level, before.format) != (written.level, written.format):
+            logging.stop()
+            lost += logging.dropped
+            logging = logs.configure(written)
+
     log = structlog.get_logger("warmroute")
     try:
-        gateway = Gateway(config, config_path=path, logs_dropped=lambda: logging.dropped)
+        gateway = Gateway(config, config_path=path, logs_dropped=lambda: lost + logging.dropped, on_reload=follow)
         with stop_signals(gateway.request_reload) as stop:
             try:
                 await gateway.start()

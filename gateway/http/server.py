@@ -141,6 +141,11 @@ class ClientConnection(RequestHandler):
         """It carries no request."""
         return self._current_request is None and not self._messages
 
+    def cancel(self) -> None:
+        """Cancel the handler of the request that it carries, if any."""
+        if not self.idle and self._task_handler is not None:
+            self._task_handler.cancel()
+
     def head_overdue(self) -> None:
         """The client has had its time for a request's head: answer if it began one, and close."""
         if self.head_begun:
@@ -273,11 +278,21 @@ class GatewayServer(web.Server):
         """The open client connections, without the copy that `connections` makes."""
         return self._connections
 
+    def set_keep_alive(self, seconds: float) -> None:
+        """Close idle connections after `seconds`; holds for connections that are accepted from now on."""
+        self._options["keepalive_timeout"] = seconds
+
     def close_idle(self) -> None:
         """Close the connections that carry no request now; the others are closed by their answer."""
         for connection in list(self._connections):
             if isinstance(connection, ClientConnection) and connection.idle:
                 connection.close()
+
+    def cancel_requests(self) -> None:
+        """Cancel the handlers that are running."""
+        for connection in list(self._connections):
+            if isinstance(connection, ClientConnection):
+                connection.cancel()
 
     def unsent(self) -> int:
         """Bytes of answers that are written and have not left."""

@@ -55,11 +55,13 @@ class ReloadStatus:
         ok: whether the configuration in use is the one in the file.
         error: if not, what is wrong with the file.
         time: Unix time of the reload in seconds, None before the first.
+        warnings: what the file asks for and a reload cannot give, one short sentence each.
     """
 
     ok: bool = True
     error: str | None = None
     time: float | None = None
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +176,7 @@ def readiness(sources: AdminSources) -> tuple[bool, dict[str, Any]]:
     degraded += [f"{fleet.model}: no worker is ready" for fleet in fleets if not fleet.ready]
     if not reload.ok:
         degraded.append("the configuration file has an error; the previous one is in use")
+    degraded += reload.warnings
     ready = not draining and any(fleet.ready for fleet in fleets)
     return ready, {
         "ready": ready,

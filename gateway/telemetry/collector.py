@@ -49,6 +49,7 @@ class Readings:
         workers: all workers, each with its fleet's name.
         upstream_sockets: per worker id, connections open and, of those, idle in the pool.
         client_connections: open client connections.
+        policy_faults: per fleet's name, how often its policy misbehaved.
         dropped: per signal (``spans``, ``logs``), records lost because their queue was full or their sink away.
         loop: the event loop's monitor.
     """
@@ -56,6 +57,7 @@ class Readings:
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
     upstream_sockets: Callable[[], Mapping[str, tuple[int, int]]] = dict
     client_connections: Callable[[], int] = int
+    policy_faults: Callable[[], Mapping[str, int]] = dict
     dropped: Callable[[], Mapping[str, int]] = dict
     loop: "LoopMonitor | None" = None
 
@@ -160,6 +162,10 @@ class Collector:
             for one in WorkerState:
                 state.add_metric([*labels, one.value], float(worker.state is one))
         yield from (in_flight, tokens, weight, state)
+        faults = _counter("warmroute_policy_faults", "Decisions in which a step of the policy misbehaved", "model")
+        for model, value in readings.policy_faults().items():
+            faults.add_metric([model], value)
+        yield faults
         sockets = _gauge("warmroute_upstream_connections", "Connections to a worker", "worker state")
         for worker_id, (opened, idle) in readings.upstream_sockets().items():
             sockets.add_metric([worker_id, "active"], opened - idle)

@@ -13,10 +13,12 @@ import structlog
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, Span
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
     from gateway.config.schema import Traces
 
 QUEUE: Final = 4096
@@ -89,6 +91,8 @@ class BoundedProcessor(BatchSpanProcessor):
         self._counting = CountingExporter(exporter)
         self._limit = queue
         self._accepted = 0
+        self._started = 0
+        self._finished = 0
         self._refused = 0
         self._ended = False
         super().__init__(
@@ -105,8 +109,19 @@ class BoundedProcessor(BatchSpanProcessor):
         """Spans that arrived."""
         return self._counting.exported
 
+    @property
+    def open(self) -> int:
+        """Spans that have begun and not ended."""
+        return self._started - self._finished
+
+    def on_start(self, span: Span, parent_context: "Context | None" = None) -> None:
+        """Count a span in."""
+        self._started += 1
+        super().on_start(span, parent_context)
+
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span, or count it as dropped. Never blocks."""
+        self._finished += 1
         if self._ended or self._accepted - self._counting.taken >= self._limit:
             self._refused += 1
             return

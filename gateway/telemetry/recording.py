@@ -81,6 +81,11 @@ class Recorder:
         """Spans that were lost."""
         return self._processor.dropped
 
+    @property
+    def open(self) -> int:
+        """Spans that have begun and not ended."""
+        return self._processor.open
+
     def server_span(
         self,
         method: str,

@@ -155,6 +155,11 @@ class Tracing:
         """Sampled spans that were lost: the queue was full, or the collector refused them or was away."""
         return self._recorder.dropped
 
+    @property
+    def open(self) -> int:
+        """Recorded spans that have begun and not ended."""
+        return self._recorder.open
+
     def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> ServerSpan:
         """Begin a request's span.
 
