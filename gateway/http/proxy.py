@@ -112,9 +112,8 @@ class Proxy:
         """Answer one request."""
         message = request.message
         target = message.path
-        if target.startswith(("http://", "https://")):
-            # The absolute form (RFC 9112, section 3.2.2). Its authority decides nothing; Host is checked all the same.
-            target = "/" + target.partition("://")[2].partition("/")[2]
+        if target[:1] != "/":
+            target = _origin_form(target)
         route = ROUTES.get(target) or ROUTES.get(target.partition("?")[0])
         if route is None:
             return await self._local.answer(request, target.partition("?")[0])
@@ -349,7 +348,11 @@ class Proxy:
         )
         if request.connection.transport is not None:
             answer = error_answer(
-                error, dialect=journey.route.dialect, request_id=journey.request_id, close=not keep_alive
+                error,
+                dialect=journey.route.dialect,
+                request_id=journey.request_id,
+                close=not keep_alive,
+                head_only=request.message.method == "HEAD",
             )
             request.connection.transport.write(answer)
             journey.bytes_out = len(answer)
@@ -402,6 +405,15 @@ class Proxy:
                 attempts=journey.attempts,
                 bytes_out=journey.bytes_out,
             )
+
+
+def _origin_form(target: str) -> str:
+    """The path and query of an absolute-form target (RFC 9112, section 3.2.2); other forms stay as they are.
+
+    The authority in it decides nothing; Host is checked all the same.
+    """
+    scheme, _, rest = target.partition("://")
+    return "/" + rest.partition("/")[2] if scheme.lower() in {"http", "https"} else target
 
 
 def _body_for(journey: Journey, worker: "Worker") -> bytes:
