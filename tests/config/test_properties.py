@@ -145,7 +145,7 @@ def configs(draw):
 
 
 @given(configs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_configuration_that_is_written_out_loads_equal(config):
     text = dump(config, secrets=True)
     assert loads(text, environ={}) == config
