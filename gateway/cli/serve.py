@@ -9,6 +9,8 @@ from gateway.cli.running import complain, run, stop_signals
 if TYPE_CHECKING:
     from gateway.config.schema import Config
 
+_LOG_FLUSH = 0.2
+
 
 def add_parser(commands: Any) -> None:
     """Register the command."""
@@ -48,7 +50,7 @@ async def _serve(config: "Config", path: Path) -> int:
         nonlocal logging, lost, written
         before, written = written, reloaded.telemetry.logs
         if (before.level, before.format) != (written.level, written.format):
-            logging.stop()
+            logging.stop(_LOG_FLUSH)  # this blocks the event loop
             lost += logging.dropped
             logging = logs.configure(written)
 

@@ -220,6 +220,44 @@ class Bench:
         self.clients.append(peer)
         return peer
 
+    async def arrives(self) -> tuple[ScriptedWorker, Peer, Message]:
+        """The next request that begins on a new connection to any worker: who got it, and what it is."""
+        waiting = {asyncio.ensure_future(worker.arrivals.get()): worker for worker in self.workers}  # noqa: TID251
+        done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        (first,) = done
+        return waiting[first], first.result(), await first.result().receives()
+
+    def fleet_worker(self, scripted: ScriptedWorker) -> Any:
+        """The gateway's view of a worker."""
+        return next(worker for worker in self.fleet_workers if worker.port == scripted.port)
+
+    def failures(self, scripted: ScriptedWorker | None = None) -> int:
+        """Requests that failed in a row on a worker, as its health counts them."""
+        return self.gateway._health._lives[self.fleet_worker(scripted or self.worker)].failures
+
+    @property
+    def attempts(self) -> dict[str | None, int]:
+        """Finished attempts on all workers by error type."""
+        counts: dict[str | None, int] = {}
+        for (_, error_type), count in self.gateway.metrics.attempts.items():
+            counts[error_type] = counts.get(error_type, 0) + count
+        return counts
+
+    @contextlib.asynccontextmanager
+    async def bystander(self, scripted: ScriptedWorker | None = None) -> AsyncIterator[None]:
+        """A stream of somebody else that must not notice what happens inside the block."""
+        client = await self.client()
+        await client.sends(post({"model": "m", "stream": True}))
+        peer, _ = await (scripted or self.worker).receives()
+        await peer.sends(SSE_HEAD + chunk(b"data: 1\n\n"))
+        await client.head()
+        assert await client.chunk() == b"data: 1\n\n"
+        yield
+        await peer.sends(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
+        assert await client.chunked_body() == b"data: 2\n\n"
+
     async def settles(self) -> None:
         """Wait until nothing is in flight anywhere."""
         await until(lambda: not self.gateway.metrics.in_flight and not any(w.in_flight for w in self.fleet_workers))
