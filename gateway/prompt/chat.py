@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
 from gateway.prompt.content_format import ContentFormat
@@ -106,8 +107,7 @@ class RendererOptions:
     hide_tools_when_none: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+class ChatRequest(msgspec.Struct, frozen=True):
     """A chat request with checked fields, its messages still as the client sent them.
 
     Attributes:

@@ -2,16 +2,16 @@
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gateway.prompt.chat import UnrenderableError, read_truncation
 
 _UINT32_MAX = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
+class CompletionRequest(msgspec.Struct, frozen=True):
     """What makes the prompts of a completion.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from gateway.prompt.segments import Segment, joined
 
@@ -22,8 +23,7 @@ class How(enum.Enum):
     """This path or body has no prompt that could be matched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """The tokens of one prompt.
 
     Attributes:
@@ -44,7 +44,7 @@ class Prompt:
     new_tokens: int = 0
     seconds: float = 0.0
     off_loop: bool = False
-    also: tuple[Self, ...] = ()
+    also: "tuple[Prompt, ...]" = ()
 
     @property
     def ids(self) -> "array[int]":
@@ -67,11 +67,17 @@ class Prompt:
         return b"[" + b",".join(segment.json for segment in self.segments if len(segment)) + b"]"
 
 
-def exact(segments: Sequence[Segment], *, new_tokens: int = 0, seconds: float = 0.0, off_loop: bool = False) -> Prompt:
+def exact(
+    segments: Sequence[Segment],
+    *,
+    new_tokens: int = 0,
+    seconds: float = 0.0,
+    off_loop: bool = False,
+    also: tuple[Prompt, ...] = (),
+) -> Prompt:
     """A prompt whose ids are known."""
-    return Prompt(
-        How.EXACT, tuple(segments), sum(map(len, segments)), new_tokens=new_tokens, seconds=seconds, off_loop=off_loop
-    )
+    count = sum(map(len, segments))
+    return Prompt(How.EXACT, tuple(segments), count, "", new_tokens, seconds, off_loop, also)
 
 
 def approximate(tokens: "array[int]", reason: str, seconds: float = 0.0) -> Prompt:

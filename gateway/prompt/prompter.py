@@ -13,16 +13,17 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from gateway.prompt.approximate import pseudo_tokens
 from gateway.prompt.chat import JsonMemory, RendererOptions, UnrenderableError
 from gateway.prompt.prompt import How, Prompt, approximate, exact
 from gateway.prompt.rendering import PATHS, Renderer, Request, Source, Text, items, truncated
-from gateway.prompt.segments import Segment, SegmentCache
+from gateway.prompt.segments import Segment, SegmentCache, joined
 from gateway.prompt.template import TemplateError
 from gateway.prompt.tokenizer import PromptTokenizer
 
@@ -61,8 +62,7 @@ class PromptLimits:
     threads: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Lookup(msgspec.Struct, frozen=True):
     """What the cache knows of a request.
 
     Attributes:
@@ -273,32 +273,26 @@ class Prompter:
     def _assemble(
         self, lookup: _Lookup, made: Mapping[str, Segment], start: float, *, off_loop: bool = False
     ) -> Prompt:
-        prompts: list[Prompt] = []
-        for source, known in zip(lookup.sources, lookup.found, strict=True):
-            segments = [made[piece] if type(piece) is str else piece for piece in known]
-            prompts.append(self._finish(source, segments))  # type: ignore[arg-type]  # mypy does not narrow by type()
-        first, *others = prompts
-        return replace(
-            first,
-            new_tokens=sum(map(len, made.values())),
-            seconds=self._clock() - start,
-            off_loop=off_loop,
-            also=tuple(others),
-        )
+        runs = [
+            self._run(source, [piece if isinstance(piece, Segment) else made[piece] for piece in known])
+            for source, known in zip(lookup.sources, lookup.found, strict=True)
+        ]
+        new = sum(map(len, made.values()))
+        also = tuple(exact(run) for run in runs[1:])
+        return exact(runs[0], new_tokens=new, seconds=self._clock() - start, off_loop=off_loop, also=also)
 
-    def _finish(self, source: Source, segments: list[Segment]) -> Prompt:
-        """Put special tokens around a text's segments, and truncate them."""
+    def _run(self, source: Source, segments: list[Segment]) -> list[Segment]:
+        """A text's segments with special tokens around them, and truncated."""
         if not isinstance(source, Text):
-            return exact(segments)
+            return segments
         surrounded = source.special and (len(self._prefix) or len(self._suffix))
         if surrounded:
             segments = [segment for segment in (self._prefix, *segments, self._suffix) if len(segment)]
-        whole = exact(segments)
-        if source.truncate is None or whole.token_count <= source.truncate:
-            return whole
+        if source.truncate is None or sum(map(len, segments)) <= source.truncate:
+            return segments
         if surrounded:
             raise UnrenderableError("truncate_prompt_tokens: with special tokens")
-        return exact([Segment(truncated(whole.ids, source.truncate, left=source.truncate_left))])
+        return [Segment(truncated(joined(segments), source.truncate, left=source.truncate_left))]
 
     def _worse(self, path: str, body: dict[str, Any], error: Exception, start: float) -> Prompt:
         """What is left when the tokens cannot be had."""

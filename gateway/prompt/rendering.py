@@ -2,8 +2,9 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from gateway.prompt.anthropic import AnthropicTraits, read_messages
 from gateway.prompt.chat import ChatRequest, JsonMemory, RendererOptions, UnrenderableError, conversation, read_chat
@@ -25,8 +26,7 @@ MAX_TRIES: Final = 20_000
 """Places where a special token might begin that are looked at without asking for patience (0.3 us each at worst)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     """A text in pieces, with what becomes of its tokens.
 
     Attributes:

@@ -93,6 +93,20 @@ class Splitter:
         }
         return cls([token.content for token in raw], cuts) if cuts else None
 
+    def complete(self, contents: Iterable[str]) -> bool:
+        """Whether a text may be cut before each of these added tokens."""
+        return self._cuts.issuperset(contents)
+
+    def head(self, text: str) -> tuple[str, str | None]:
+        """The added token with which `text` begins (or nothing), and the rest; None for a rest that has others in it."""
+        match = self._pattern.search(text)
+        if match is None:
+            return "", text
+        if match.start():
+            return "", None
+        rest = text[match.end() :]
+        return match.group(), rest if self._pattern.search(rest) is None else None
+
     def tries(self, text: str) -> int:
         """At how many places of `text` a token might begin: what `split` costs (counted at memory speed)."""
         return sum(text.count(first) for first in self._first)

@@ -38,7 +38,16 @@ class ChatTemplate:
         reads_clock: whether it prints the time of rendering, so that the prompt changes by the day.
     """
 
-    __slots__ = ("_template", "content_format", "knows_developer", "reads_clock", "source", "variables")
+    __slots__ = (
+        "_environment",
+        "_globals",
+        "_template",
+        "content_format",
+        "knows_developer",
+        "reads_clock",
+        "source",
+        "variables",
+    )
 
     def __init__(self, source: str, now: Callable[[], datetime] = local_now) -> None:
         environment = SandboxedEnvironment(now)
@@ -47,6 +56,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from error
+        self._environment = environment
+        self._globals = dict(self._template.globals)
         self.source = source
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
         self.content_format: ContentFormat = detect(tree)
@@ -92,7 +103,11 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._template.render(values)
+            # What `render` does, without looking up each global in a chain of dicts for each context.
+            context = self._environment.context_class(
+                self._environment, {**self._globals, **values}, self._template.name, self._template.blocks
+            )
+            text = "".join(self._template.root_render_func(context))
         except Exception as error:  # templates may fail in any way on a client's messages
             raise TemplateError(f"the chat template refused the messages: {error}") from error
         return _cut_final(text, final) if continue_final_message else text

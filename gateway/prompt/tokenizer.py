@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from gateway.prompt.splitting import Splitter
 from gateway.prompt.template import ChatTemplates, TemplateError
+from gateway.prompt.words import MAX_CHARACTERS, Words
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -82,7 +83,17 @@ class PromptTokenizer:
         splitter: cuts texts without changing their tokens; None if this tokenizer does not allow it.
     """
 
-    __slots__ = ("_tokenizer", "name", "prefix", "special_tokens", "splitter", "suffix", "templates")
+    __slots__ = (
+        "_added",
+        "_tokenizer",
+        "_words",
+        "name",
+        "prefix",
+        "special_tokens",
+        "splitter",
+        "suffix",
+        "templates",
+    )
 
     def __init__(
         self,
@@ -99,7 +110,13 @@ class PromptTokenizer:
         self.special_tokens = dict(special_tokens)
         self.prefix, self.suffix = self._surroundings()
         splitter = Splitter.create(tokenizer)
+        self._words: Words | None = None
         self.splitter = splitter if splitter is not None and self._splits_exactly(splitter) else None
+        self._added = {
+            token.content: array("I", [index]) for index, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        if self.splitter is not None and self.splitter.complete(self._added):
+            self._words = Words.create(tokenizer)
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "PromptTokenizer":
@@ -127,9 +144,25 @@ class PromptTokenizer:
         return cls(tokenizer, templates, special_tokens, name=str(directory))
 
     def encode(self, text: str) -> "array[int]":
-        """The ids of `text` (uint32) without added special tokens. Releases the interpreter's lock; thread-safe."""
+        """The ids of `text` (uint32) without added special tokens.
+
+        Thread-safe. Holds the interpreter's lock for short texts only.
+        """
+        if self._words is not None and len(text) <= MAX_CHARACTERS and text.isascii():
+            head, rest = self._head(text)
+            if rest is not None:
+                return head + self._words.encode(rest)
         # The batch call is the one that builds no offsets: a fifth faster, and freed in no time.
         return array("I", self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def _head(self, text: str) -> tuple["array[int]", str | None]:
+        """The id of the added token with which a text begins, if any, and what follows; None if others do."""
+        splitter = self.splitter
+        assert splitter is not None
+        content, rest = splitter.head(text)
+        if rest is None or not content:
+            return array("I"), rest
+        return self._added[content], rest
 
     def decode(self, ids: "array[int]") -> str:
         """The text of ids, special tokens included."""

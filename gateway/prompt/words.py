@@ -1,0 +1,129 @@
+r"""Short ASCII texts to ids by their words, for byte-level BPE tokenizers: a third of what `tokenizers` takes.
+
+Most of the time of encoding a question goes into the regular expression that cuts it into words, run by a library that
+knows all of Unicode. In ASCII, ``\p{L}`` is ``A-Za-z`` and normalization changes nothing, so that Python's `re` can cut the
+text with the same pattern; and words repeat, so that their ids come from a dict. Measured on a question of 120
+characters with Qwen3's tokenizer: 9 us instead of 31 us.
+
+Which tokenizers: one `Split` by a pattern of which every class is known here, then `ByteLevel`; BPE; normalizer none or
+NFC. A tokenizer for which `create` finds a word that comes out otherwise is left alone.
+"""
+
+import json
+import random
+import re
+from array import array
+from typing import Any
+
+from tokenizers import Tokenizer
+
+MAX_CHARACTERS = 2048
+"""Longer texts are left to `tokenizers`, which holds no lock."""
+
+_MAX_WORDS = 50_000
+_MAX_WORD = 32
+
+_CLASSES = {
+    r"\p{L}": "A-Za-z",
+    r"\p{Lu}": "A-Z",
+    r"\p{Ll}": "a-z",
+    r"\p{Lt}": "",
+    r"\p{Lm}": "",
+    r"\p{Lo}": "",
+    r"\p{M}": "",
+    r"\p{N}": "0-9",
+    r"\s": r"\t-\r ",
+}
+"""Unicode classes, and what is left of them in ASCII. Python's own ``\\s`` has four control characters more."""
+
+_TOKEN = re.compile(r"\\p\{\w+\}|\\.|\[\^?|\]|.", re.DOTALL)
+
+
+class Words:
+    """The ids of short ASCII texts.
+
+    Args:
+        tokenizer: gives the ids of words.
+        pattern: finds a text's words.
+    """
+
+    __slots__ = ("_ids", "_model", "_words")
+
+    def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
+        self._model = tokenizer.model
+        self._words = pattern.findall
+        self._ids: dict[str, tuple[int, ...]] = {}
+
+    @classmethod
+    def create(cls, tokenizer: Tokenizer) -> "Words | None":
+        """For a tokenizer; None if it is not of the known kind, or does otherwise on random texts."""
+        pattern = _pattern(tokenizer)
+        if pattern is None:
+            return None
+        words = cls(tokenizer, pattern)
+        rng = random.Random(0)
+        alphabet = "".join(map(chr, range(128))) + " \n'" * 12 + "aeZ09sdtl" * 6
+        for _ in range(200):
+            text = "".join(rng.choices(alphabet, k=rng.randint(1, 60)))
+            if list(words.encode(text)) != tokenizer.encode(text, add_special_tokens=False).ids:
+                return None
+        return words
+
+    def encode(self, text: str) -> "array[int]":
+        """The ids (uint32) of an ASCII text without added tokens."""
+        ids = array("I")
+        known = self._ids
+        for word in self._words(text):
+            found = known.get(word)
+            ids.extend(found if found is not None else self._learn(word))
+        return ids
+
+    def _learn(self, word: str) -> tuple[int, ...]:
+        found = tuple(token.id for token in self._model.tokenize(word.translate(_BYTE_LEVEL)))
+        if len(word) <= _MAX_WORD:
+            if len(self._ids) >= _MAX_WORDS:
+                self._ids.clear()
+            self._ids[word] = found
+        return found
+
+
+_BYTE_LEVEL = {code: 0x100 + code if code <= 0x20 else 0x121 for code in (*range(0x21), 0x7F)}
+"""How GPT-2's byte alphabet writes the bytes that are not printable: shifted to U+0100, in their order."""
+
+
+def _pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """The tokenizer's word pattern for ASCII, or None if it is not of the known kind."""
+    if type(tokenizer.model).__name__ != "BPE" or getattr(tokenizer.model, "dropout", None):
+        return None
+    normalizer, step = tokenizer.normalizer, tokenizer.pre_tokenizer
+    if (normalizer is not None and json.loads(normalizer.__getstate__())["type"] != "NFC") or step is None:
+        return None
+    steps: list[dict[str, Any]] = json.loads(step.__getstate__()).get("pretokenizers") or []
+    if [part["type"] for part in steps] != ["Split", "ByteLevel"]:
+        return None
+    split, level = steps
+    if level["add_prefix_space"] or level["use_regex"] or split["behavior"] != "Isolated" or split["invert"]:
+        return None
+    source = split["pattern"].get("Regex")
+    translated = _to_ascii(source) if source else None
+    return None if translated is None else re.compile(translated, re.ASCII)
+
+
+def _to_ascii(source: str) -> str | None:
+    """A pattern that matches in ASCII what `source` matches there; None if it has classes that are not known."""
+    written: list[str] = []
+    inside = False
+    for part in _TOKEN.findall(source):
+        if part in _CLASSES:
+            members = _CLASSES[part]
+            if not inside and not members:
+                return None
+            written.append(members if inside else f"[{members}]")
+        elif part == r"\S" and not inside:
+            written.append(r"[^\t-\r ]")
+        elif len(part) > 1 and part[0] == "\\" and part[1].isalpha() and part not in (r"\r", r"\n", r"\t"):
+            return None
+        else:
+            inside = part[0] == "[" or (inside and part != "]")
+            written.append(part)
+    return "".join(written)
