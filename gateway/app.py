@@ -199,10 +199,11 @@ class Gateway:
 
     def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
-        fleets = self._fleets.updated(config, lambda name: self._registry.build(name, config.policies))
         tracing = self._tracing
         if config.telemetry != self.config.telemetry:
             tracing = Tracing.from_config(config.telemetry)
+        # The last part that may fail: from here on workers that are no longer wanted are gone.
+        fleets = self._fleets.updated(config, lambda name: self._registry.build(name, config.policies))
         before, self._tracing = self._tracing, tracing
         self._fleets = fleets
         self.config = config
