@@ -12,6 +12,9 @@ _BARE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SEPARATORS = re.compile(r"[-_ .]")
 _EXCERPT_WIDTH = 100
 
+MAX_SHOWN = 100
+"""Problems of one file that are written out: one mistake copied to 1,000 workers is no more than that."""
+
 
 class Mark(NamedTuple):
     """A place in the file; both count from 1, columns in characters."""
@@ -59,7 +62,10 @@ class ConfigError(Exception):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        return "\n".join(str(problem) for problem in self.problems)
+        shown = [str(problem) for problem in self.problems[:MAX_SHOWN]]
+        if len(self.problems) > MAX_SHOWN:
+            shown.append(f"... and {len(self.problems) - MAX_SHOWN:,} more")
+        return "\n".join(shown)
 
 
 def format_path(where: Where) -> str:

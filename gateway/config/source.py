@@ -112,6 +112,10 @@ class Source:
     complaints: list[Complaint] = field(default_factory=list)
     masked: list[Scalar] = field(default_factory=list)
     _nodes: int = 0
+    _lines: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = self.text.splitlines()
 
     def complain(self, mark: Mark, where: Where, message: str) -> None:
         """Take a problem down."""
@@ -138,10 +142,9 @@ class Source:
 
     def excerpt(self, line: int) -> str | None:
         """Line `line` (from 1) with secrets masked, or None when there is no such line."""
-        lines = self.text.splitlines()
-        if not 1 <= line <= len(lines):
+        if not 1 <= line <= len(self._lines):
             return None
-        shown = lines[line - 1]
+        shown = self._lines[line - 1]
         for secret in self.masked:
             if secret.mark.line <= line <= secret.end.line:
                 start = secret.mark.column - 1 if line == secret.mark.line else 0
@@ -164,8 +167,7 @@ class Source:
     def _complain_about_syntax(self, error: yaml.MarkedYAMLError) -> None:
         at = error.problem_mark or error.context_mark
         mark = Mark(at.line + 1, at.column + 1) if at else NOWHERE
-        lines = self.text.splitlines()
-        line = lines[mark.line - 1] if 1 <= mark.line <= len(lines) else ""
+        line = self._lines[mark.line - 1] if 1 <= mark.line <= len(self._lines) else ""
         message = f"not valid YAML: {error.problem or error.context}"
         if error.context and error.context_mark and error.problem and error.context_mark.line + 1 != mark.line:
             message += f" ({error.context} that begins in line {error.context_mark.line + 1})"
@@ -277,7 +279,7 @@ class Source:
 
     def _find(self, piece: str, node: yaml.ScalarNode, mark: Mark) -> Mark:
         """Where `piece` stands inside a scalar; the scalar's own mark when it cannot be found (escapes, folding)."""
-        for offset, line in enumerate(self.text.splitlines()[mark.line - 1 : node.end_mark.line + 1]):
+        for offset, line in enumerate(self._lines[mark.line - 1 : node.end_mark.line + 1]):
             column = line.find(piece, mark.column - 1 if offset == 0 else 0)
             if column >= 0:
                 return Mark(mark.line + offset, column + 1)

@@ -223,6 +223,17 @@ grace: 3
     ]
 
 
+def test_a_mistake_in_a_thousand_workers_is_written_out_a_hundred_times(problems_of):
+    from gateway.config.problems import ConfigError
+
+    workers = "".join(f'  - {{url: "http://a:{port}", dirver: vllm}}\n' for port in range(1, 1001))
+    problems = problems_of(f"models:\n- name: m\n  workers:\n{workers}")
+    assert len(problems) == 1000
+    shown = str(ConfigError(problems)).splitlines()
+    assert len(shown) == 301
+    assert shown[-1] == "... and 900 more"
+
+
 def test_the_line_is_shown_with_a_caret_below_the_place(minimal, problems_of):
     shown = str(problems_of(f"{minimal}pool: {{idel: 3}}\n")[0]).splitlines()
     assert shown[1:] == ["    2 | pool: {idel: 3}", "      |        ^"]
