@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+_STALLED = 30.0
+"""Seconds in which a client must take something of what is written for it."""
+
 
 class Request:
     """A request whose head has been read.
@@ -109,15 +112,26 @@ class ClientConnection(RequestHandler):
         """Part of asyncio.Protocol: notes when a head is incomplete, so that a client can't hold it open for ever."""
         before = self._request_count
         RequestHandler.data_received(self, data)
+        if self._request_count != before and isinstance(self._messages[-1][0], _ErrInfo):
+            self._break_body()
         if self.head_since:
             self.head_begun = self._request_count == before
             if not self.head_begun:
                 self.head_since = 0.0
                 self.server.heads.discard(self)
-        elif self._request_count == before and self._current_request is None and not self._messages:
+        elif self._request_count == before and self._waiter is not None:
             self.head_begun = True
             self.head_since = self._loop.time()
             self.server.heads.add(self)
+
+    def _break_body(self) -> None:
+        """What came was not HTTP. If it stood in a body, whoever reads that must not wait for its end."""
+        payloads: list[Any] = [payload for _, payload in self._messages]
+        if self._current_request is not None:
+            payloads.append(cast("Any", self._current_request).payload)
+        for payload in payloads:
+            if not payload.is_eof():
+                payload.set_exception(RequestPayloadError("malformed"))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Part of aiohttp's protocol. Called after every read of a body, and then costs a round through the parser for nothing."""
@@ -160,6 +174,41 @@ class ClientConnection(RequestHandler):
             self.transport.write(error_answer(error, close=True))
         self.force_close()
 
+    def force_close(self) -> None:
+        """Part of aiohttp's protocol: close, whatever is going on."""
+        transport = self.transport
+        super().force_close()
+        if transport is not None:
+            self._watch_closing(transport)
+
+    def _watch_closing(self, transport: asyncio.Transport) -> None:
+        """A socket is closed once the client has read what was written; one that does not read must not hold it open."""
+        if left := transport.get_write_buffer_size():
+            self._loop.call_later(_STALLED, self._abort_if_stalled, transport, left)
+
+    def _abort_if_stalled(self, transport: asyncio.Transport, before: int) -> None:
+        if transport.get_write_buffer_size() >= before:
+            transport.abort()
+        else:
+            self._watch_closing(transport)
+
+    async def _caught_up(self) -> bool:
+        """Wait until the client has read most of its answers, so that those to pipelined requests can't pile up; False: it has stopped reading."""
+        while (transport := self.transport) is not None:
+            before = transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(_STALLED):
+                    await self._drain_helper()
+            except TimeoutError:
+                if transport.get_write_buffer_size() >= before:
+                    transport.abort()
+                    return False
+            except ConnectionError:
+                return False
+            else:
+                return True
+        return False
+
     async def start(self) -> None:
         """Serve the requests of this connection, one after the other, all in this one task.
 
@@ -186,6 +235,8 @@ class ClientConnection(RequestHandler):
                     await self._linger(payload)
                 if self._close or not answered.keep_alive or not payload.is_eof():
                     break
+                if self._paused and not await self._caught_up():
+                    break
                 self._next_keepalive_close_time = due = self._loop.time() + self._keepalive_timeout
                 if self._keepalive_handle is None:
                     self._keepalive_handle = self._loop.call_at(due, self._process_keepalive)
@@ -198,6 +249,7 @@ class ClientConnection(RequestHandler):
         self._task_handler = None
         if self.transport is not None:
             self.transport.close()
+            self._watch_closing(self.transport)
 
     async def _next_message(self) -> Any:
         """The next parsed head and its body, or None when the connection is to be closed."""
