@@ -8,6 +8,7 @@ file is noticed by inotify on its folder, because editors and Kubernetes replace
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -91,6 +92,9 @@ class ConfigWatcher:
         self._tasks.spawn("reload", self._reload_on_request())
         self._tasks.spawn("poll", self._watch_by_polling(self._signature()))
         if self._notify:
+            logging.getLogger("watchfiles").setLevel(
+                logging.WARNING
+            )  # else a line for each change of any file beside ours
             self._tasks.spawn("watch", self._watch_by_events())
 
     async def stop(self) -> None:
