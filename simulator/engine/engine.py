@@ -263,7 +263,8 @@ class Engine:
     def _plan(self, time: float, changed: Iterable[ActiveRequest]) -> None:
         """Choose the next work at a moment when the device is free.
 
-        Those in `changed` may need a block for their next step, and have no wake.
+        Those in `changed` may need a block for their next step, and have no wake. When that costs somebody his blocks,
+        nobody is admitted before the next step, as in vLLM.
         """
         full = False
         for request in changed:
@@ -328,7 +329,7 @@ class Engine:
                 chunk_ends=ends,
             )
         else:
-            self._plan_decode(time)
+            self._plan_decode(time, full=full)
 
     def _plan_chunked(self, time: float, *, full: bool) -> None:
         """A step for all decodes and as much of the prompts as the budget allows; without prompts, a run of decodes."""
@@ -349,7 +350,7 @@ class Engine:
             overhead = profile.overhead
             load_time += new.load_time
         if not chunks:
-            self._plan_decode(time)
+            self._plan_decode(time, full=full)
             return
         for chunk in chunks:
             self._counters.prefill(chunk.padded, chunk.padded - chunk.tokens)
@@ -365,8 +366,11 @@ class Engine:
             prefills=chunks,
         )
 
-    def _plan_decode(self, time: float) -> None:
-        """Decode steps up to the first one after which something changes; nothing without streams."""
+    def _plan_decode(self, time: float, *, full: bool) -> None:
+        """Decode steps up to the first one after which something changes; nothing without streams.
+
+        One step only if the queue was passed over because blocks ran out.
+        """
         if not self._decoding:
             return
         wakes = self._wakes
@@ -375,7 +379,7 @@ class Engine:
         self._work = Work(
             start=time,
             duration=self._itl(),
-            steps=wakes[0][0] - self._step,
+            steps=1 if full else wakes[0][0] - self._step,
             first_step=self._step,
             decodes=True,
             streams=len(self._decoding),

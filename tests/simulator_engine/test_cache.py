@@ -129,6 +129,18 @@ def test_without_prefix_caching_nothing_is_stored_or_hit(gpu, ask, only):
     assert engine.memory.device.free == profile.kv_blocks
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_block_is_taken_when_the_step_that_writes_to_it_begins(gpu, ask, prefix_caching):
+    profile = gpu(prefix_caching=prefix_caching)
+    engine = Engine(profile)
+    engine.submit(ask(profile, "a", 31, 40), 0.0)  # first token at 0.0531; position 32 is written by the second step
+    used = []
+    for now in (0.06, 0.0730, 0.0732, 0.3):
+        engine.advance(now)
+        used.append(engine.memory.device.in_use)
+    assert used == [2, 2, 3, 3]
+
+
 def test_hits_are_counted_in_tokens(gpu, ask):
     profile = gpu()
     engine = Engine(profile, emit_tokens=False)

@@ -67,6 +67,7 @@ def test_the_newest_request_is_preempted_when_blocks_run_out_and_still_gives_eac
     engine.submit(ask(profile, "new", 64, 50), 0.0)
     outputs = engine.advance(100.0)
     assert engine.stats.preemptions == 1
+    assert engine.stats.prefix_queries == 64 + 64, "only first admissions count"
     assert [end.request_id for end in only(outputs, Finished)] == ["old", "new"]
     for name in ("old", "new"):
         assert len(only(outputs, FirstToken, name)) == 1
@@ -85,6 +86,19 @@ def test_the_least_urgent_request_is_preempted_first(gpu, ask, only):
     engine.submit(ask(profile, "background", 64, 50, priority=5), 0.0)
     engine.submit(ask(profile, "urgent", 64, 50, priority=0), 0.0)
     assert [end.request_id for end in only(engine.advance(100.0), Finished)] == ["urgent", "background"]
+
+
+def test_after_a_preemption_the_queue_waits_for_one_step(gpu, ask, only):
+    profile = gpu(kv_blocks=10, slots=2)
+    engine = Engine(profile)
+    engine.submit(ask(profile, "a", 64, 50, priority=0), 0.0)
+    engine.submit(ask(profile, "b", 64, 50, priority=2), 0.0)
+    engine.submit(ask(profile, "c", 10, 1, priority=1), 0.1)
+    outputs = engine.advance(100.0)
+    lost = only(outputs, Stored, "a")[
+        1
+    ].time  # "a" has filled its fifth block and takes one from "b", and with it its slot
+    assert only(outputs, FirstToken, "c")[0].queue_time == pytest.approx(lost + 0.02 - 0.1)
 
 
 def test_an_aborted_prompt_frees_its_blocks_for_the_next(gpu, ask, only):

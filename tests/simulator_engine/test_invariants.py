@@ -1,10 +1,13 @@
 """What holds for every worker and every load."""
 
+from math import nextafter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import Engine, Finished, FirstToken, TokenOut
+from simulator.engine.work import Work
 
 WORKERS = [
     "neuron",
@@ -170,6 +173,7 @@ def test_the_events_tell_exactly_what_each_tier_holds_and_an_idle_pool_is_free_o
         assert 0 <= device.free <= device.total
         assert 0 <= device.in_use <= device.total
         assert stats.running <= profile.effective_slots
+        assert not any(r.needs_block(engine._step, profile.block_size) for r in engine._decoding.values())
         assert len(engine.memory.l1) <= profile.l1_blocks
         assert len(engine.memory.l2) <= profile.l2_blocks
 
@@ -239,3 +243,12 @@ def test_on_an_idle_worker_the_events_predict_the_hit(workers, build, known, onl
         first = only(outputs, FirstToken)[0]
         assert first.cached_device == profile.credit(request.prompt_tokens, run * profile.block_size)
         eyes.see(outputs, requests)
+
+
+@given(start=st.floats(0, 1e6), duration=st.floats(1e-3, 10), steps=st.integers(1, 10_000), at=st.integers(0, 10_000))
+def test_the_steps_done_agree_with_their_times_to_the_last_bit(start, duration, steps, at):
+    work = Work(start=start, duration=duration, steps=steps, first_step=0)
+    step = min(at, steps)
+    assert work.done(work.time(step)) == step
+    if step:
+        assert work.done(nextafter(work.time(step), 0.0)) == step - 1

@@ -143,23 +143,23 @@ def test_a_prompt_above_the_largest_bucket_is_an_error_without_segments(neuron, 
 
 
 def test_a_decode_step_costs_what_the_longest_context_costs(neuron, ask, only):
-    profile = neuron(itl_per_context_token=0.00001, decode_context_buckets=(512, 1024))
+    profile = neuron(itl_per_context_token=0.00001, decode_context_buckets=(500, 1000))
     engine = Engine(profile)
-    engine.submit(ask(profile, "a", 510, 5), 0.0)
+    engine.submit(ask(profile, "a", 498, 5), 0.0)
     times = [token.time for token in only(engine.advance(100.0), TokenOut)]
     steps = [after - before for before, after in pairwise(times)]
-    # Contexts 511 and 512 take the 512 bucket (5.12 ms), 513 and 514 the next one (10.24 ms).
-    assert steps == pytest.approx([0.02512, 0.02512, 0.03024, 0.03024])
+    # Contexts 499 and 500 take the smaller bucket (5 ms), 501 and 502 the next one (10 ms).
+    assert steps == pytest.approx([0.025, 0.025, 0.03, 0.03])
 
 
 def test_a_decode_batch_is_padded_to_its_bucket(neuron, ask, only):
     profile = neuron(decode_batch_buckets=(1, 4))
     engine = Engine(profile)
-    engine.submit(ask(profile, "a", 512, 2), 0.0)
-    engine.submit(ask(profile, "b", 512, 2), 0.0)
+    engine.submit(ask(profile, "a", 512, 3), 0.0)
+    engine.submit(ask(profile, "b", 512, 3), 0.0)
     outputs = engine.advance(100.0)
-    assert only(outputs, Finished, "a")[0].time == pytest.approx(0.3024 + 0.016 + 4 * 0.004)
-    assert engine.stats.decode_buckets == {4: BucketStats(1, 2)}
+    assert only(outputs, Finished, "a")[0].time == pytest.approx(0.3024 + 2 * (0.016 + 4 * 0.004))
+    assert engine.stats.decode_buckets == {4: BucketStats(2, 4)}
 
 
 def test_an_aborted_prefill_holds_the_device_until_its_segment_ends(neuron, ask, only):

@@ -85,6 +85,18 @@ def test_write_through_copies_to_both_tiers_when_a_block_is_complete(tiered, ask
     assert [(event.tier, event.keys) for event in only(outputs, Removed)] == [("l1", (("a", 2),))]
 
 
+def test_a_tier_keeps_longest_what_was_used_last(tiered, ask, only):
+    profile = tiered(kv_blocks=20, l1_blocks=6, l2_blocks=6)
+    engine = Engine(profile)
+    a = ask(profile, "a", 48)
+    engine.submit(a, 0.0)
+    engine.submit(ask(profile, "b", 48), 10.0)
+    engine.submit(ask(profile, "a again", 49, after=a, shared=3), 20.0)
+    engine.submit(ask(profile, "c", 32), 30.0)
+    removed = [(event.tier, event.keys) for event in only(engine.advance(100.0), Removed)]
+    assert removed == [(tier, (("b", 2), ("b", 1))) for tier in ("l1", "l2")]
+
+
 def test_on_eviction_blocks_go_down_one_tier_at_a_time(tiered, ask, only):
     profile = tiered(offload="evict", l1_blocks=2, l2_blocks=10)
     engine = Engine(profile)
