@@ -330,7 +330,7 @@ class Proxy:
         """Answer with `error`, unless a part of the worker's answer has gone out: then the relay has said what there is to say."""
         request = journey.request
         journey.error_type = error.error_type
-        journey.outcome = Outcome.COMPLETED if error.status < 500 and error.source is Source.CLIENT else Outcome.FAILED
+        journey.outcome = Outcome.COMPLETED if error.source is Source.CLIENT else Outcome.FAILED
         if journey.status:
             if error.source is Source.CLIENT:
                 journey.outcome = Outcome.CLIENT_GONE

@@ -220,6 +220,7 @@ class ClientConnection(RequestHandler):
                 message, payload = found
                 if isinstance(message, _ErrInfo):
                     self._answer_unreadable(message.exc)
+                    await self._half_close()
                     break
                 request = Request(cast("RawRequestMessage", message), payload, self)
                 self._current_request = cast("Any", request)
@@ -232,8 +233,8 @@ class ClientConnection(RequestHandler):
                     if self._handler_waiter is not None:
                         self._handler_waiter.set_result(None)
                 if not payload.is_eof():
-                    await self._linger(payload)
-                if self._close or not answered.keep_alive or not payload.is_eof():
+                    await self._half_close()
+                if self._close or not answered.keep_alive:
                     break
                 if self._paused and not await self._caught_up():
                     break
@@ -272,14 +273,13 @@ class ClientConnection(RequestHandler):
             self._resume_reading_if_drained()
         return found
 
-    async def _linger(self, payload: "StreamReader") -> None:
-        """Read and drop what is left of a refused body for a moment, so that the client gets to read the refusal."""
-        try:
-            async with asyncio.timeout(self._lingering_time):
-                while not payload.is_eof():
-                    await payload.readany()
-        except (TimeoutError, RequestPayloadError):
-            pass
+    async def _half_close(self) -> None:
+        """End our side and drop what still comes for a moment: a close would reset the connection and take the answer with it (RFC 9112, section 9.6)."""
+        self._close = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write_eof()
+            self._resume_transport_reading()
+            await asyncio.sleep(self._lingering_time)
 
     def _answer_unreadable(self, exc: BaseException) -> None:
         """What aiohttp could not parse becomes a 400 (or 431) in OpenAI's shape; the parser's own text may hold client bytes."""
