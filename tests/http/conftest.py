@@ -258,6 +258,45 @@ class Bench:
         await peer.sends(chunk(b"data: 2\n\n") + b"0\r\n\r\n")
         assert await client.chunked_body() == b"data: 2\n\n"
 
+    async def refuses(self, raw: bytes, *statuses: int, closes: bool = True, bytewise: bool = False) -> Message:
+        """A new connection that sends `raw` gets an error in OpenAI's shape with one of `statuses`, and no worker hears of it.
+
+        Nothing of what was sent comes back (rows hold the word EVIL where an echo would show). With `closes` the connection
+        ends, else it carries another request.
+        """
+        reached = sum(worker.connections for worker in self.workers)
+        client = await self.client()
+        with contextlib.suppress(ConnectionError):  # the refusal may come before the last byte has gone
+            for piece in [raw[i : i + 1] for i in range(len(raw))] if bytewise else [raw]:
+                await client.sends(piece)
+                if bytewise:
+                    await asyncio.sleep(0)
+        refusal = await client.receives()
+        assert refusal.status in statuses, refusal
+        if not raw.startswith(b"HEAD "):
+            assert set(refusal.json["error"]) == {"message", "type", "param", "code"}
+        assert refusal.get("content-type") == "application/json"
+        assert "EVIL" not in f"{refusal.start}{refusal.fields}{refusal.body!r}"
+        if closes:
+            assert refusal.get("connection") == "close"
+            assert await client.sees_end() == b""
+        else:
+            await client.sends(b"GET /v1/models HTTP/1.1\r\nHost: gateway\r\n\r\n")
+            assert (await client.receives()).json["object"] == "list"
+        await self.settles()
+        assert sum(worker.connections for worker in self.workers) == reached
+        assert not self.outcomes.get("failed")
+        return refusal
+
+    async def serves(self) -> None:
+        """A good request on a new connection is answered."""
+        client = await self.client()
+        await client.sends(post())
+        worker, _ = await self.worker.receives()
+        await worker.sends(answer(b'{"good":1}', fields=b"connection: close\r\n"))
+        assert (await client.receives()).json == {"good": 1}
+        await self.settles()
+
     async def settles(self) -> None:
         """Wait until nothing is in flight anywhere."""
         await until(lambda: not self.gateway.metrics.in_flight and not any(w.in_flight for w in self.fleet_workers))
