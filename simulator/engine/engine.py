@@ -17,7 +17,7 @@ from simulator.engine.memory import Admission, KvMemory
 from simulator.engine.outputs import EngineRequest, EngineStats, Finished, FirstToken, Output, TokenOut
 from simulator.engine.profile import Profile
 from simulator.engine.request import THOUSAND, ActiveRequest
-from simulator.engine.work import PrefillChunk, Work
+from simulator.engine.work import PrefillChunk, Work, prefill_work
 
 
 class Engine:
@@ -309,25 +309,12 @@ class Engine:
     def _plan_exclusive(self, time: float, *, full: bool) -> None:
         """One prefill if one may start; else decode."""
         if not full and (request := self._admit(time)) is not None:
-            uncached = request.target - request.cached
-            sizes = self.profile.chunks(uncached)
+            sizes = self.profile.chunks(request.target - request.cached)
             for size in sizes:
                 self._counters.prefill(size, 0)
-            # The chunks are padded as one: what is missing to their sum sits in the last.
-            self._counters.prefill_padding(sizes[-1], sum(sizes) - uncached)
-            rate, gap = self.profile.prefill_rate, self.profile.chunk_overhead
-            ends: list[float] = []
-            at = request.load_time + self.profile.overhead - gap
-            for size in sizes:
-                at += gap + size / rate
-                ends.append(at)
-            self._work = Work(
-                start=time,
-                duration=at,
-                first_step=self._step,
-                prefills=[PrefillChunk(request, uncached, sum(sizes))],
-                chunk_ends=ends,
-            )
+            self._work = prefill_work(self.profile, request, sizes, time, self._step)
+            # All but the last run are full.
+            self._counters.prefill_padding(sizes[-1], sum(sizes) - self._work.prefills[0].tokens)
         else:
             self._plan_decode(time, full=full)
 

@@ -80,8 +80,8 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
 class Finished(msgspec.Struct, frozen=True, gc=False):
     """The request has ended.
 
-    `reason` is the request's own; or ``error`` (without a `FirstToken`) when the worker's compiled shapes cannot take
-    the prompt, see `Profile.max_prefix_bucket` and `Profile.segments`.
+    `reason` is the request's own; or ``error`` (normally without a `FirstToken`; with one only if it was preempted
+    since) when the worker's compiled shapes cannot take the prompt, see `Profile.max_prefix_bucket` and `Profile.segments`.
     """
 
     time: float

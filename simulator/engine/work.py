@@ -1,8 +1,10 @@
 """What the device is busy with."""
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simulator.engine.profile import Profile
 from simulator.engine.request import ActiveRequest
 
 
@@ -73,3 +75,14 @@ class Work:
             run = bisect_left(self.chunk_ends, True, key=lambda end: self.start + end > now)
             self.duration = self.chunk_ends[min(run, len(self.chunk_ends) - 1)]
         self.prefills = kept
+
+
+def prefill_work(profile: Profile, request: ActiveRequest, sizes: Sequence[int], start: float, step: int) -> Work:
+    """The whole exclusive prefill of an admitted request, in runs of the padded `sizes`: load, overhead, compute."""
+    ends: list[float] = []
+    at = request.load_time + profile.overhead - profile.chunk_overhead
+    for size in sizes:
+        at += profile.chunk_overhead + size / profile.prefill_rate
+        ends.append(at)
+    chunk = PrefillChunk(request, request.target - request.cached, sum(sizes))
+    return Work(start=start, duration=at, first_step=step, prefills=[chunk], chunk_ends=ends)

@@ -3,7 +3,7 @@
 from math import nextafter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulator.engine import Engine, Finished, FirstToken, TokenOut
@@ -246,6 +246,7 @@ def test_on_an_idle_worker_the_events_predict_the_hit(workers, build, known, onl
 
 
 @given(start=st.floats(0, 1e6), duration=st.floats(1e-3, 10), steps=st.integers(1, 10_000), at=st.integers(0, 10_000))
+@example(start=0.37462438754724514, duration=0.4337944604037133, steps=10_000, at=2075)  # the division rounds up here
 def test_the_steps_done_agree_with_their_times_to_the_last_bit(start, duration, steps, at):
     work = Work(start=start, duration=duration, steps=steps, first_step=0)
     step = min(at, steps)
