@@ -42,7 +42,8 @@ class PromptLimits:
         inline_body: a body of more bytes is rendered in a thread.
         inline_items: so is one with more messages, parts, calls and tools together (about 10 us each to render).
         inline_new: more new text than this is encoded in a thread (the worst text takes 0.4 us a byte).
-        text: a single piece of text longer than this is not encoded at all.
+        text: a single piece of more bytes than this is not encoded at all: its ids become a list under the lock, which
+            takes up to 20 ns a byte.
         body: neither is a body of more bytes than this.
         pending: nor anything big, while this much is being encoded.
         deadline: seconds that a request waits for its tokens.
@@ -206,10 +207,12 @@ class Prompter:
             known: list[Segment | str] = [get(piece) or piece for piece in source.pieces]
             missing |= {piece: None for piece in known if type(piece) is str}
             found.append(known)
-        sizes = [len(piece) for piece in missing]
-        if sizes and max(sizes) > self._limits.text:
-            raise UnrenderableError("too big")
-        return _Lookup(sources, found, list(missing), sum(sizes))
+        size = 0
+        for piece in missing:
+            size += len(piece)
+            if len(piece) * 4 > self._limits.text and _utf8_size(piece) > self._limits.text:
+                raise UnrenderableError("too big")
+        return _Lookup(sources, found, list(missing), size)
 
     async def _encode(self, missing: Sequence[str]) -> dict[str, Segment]:
         """Encode pieces in threads, each big one once however many requests wait for it.
@@ -313,3 +316,7 @@ class Prompter:
     def _counted(self, prompt: Prompt) -> Prompt:
         self.counts[prompt.how.value, prompt.reason] += 1
         return prompt
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-SLICE = 32 * 1024
+SLICE = 16 * 1024
 """Characters that are scanned in one call of `re`, which holds the interpreter's lock until it returns."""
 
 MAX_PIECES = 4096

@@ -8,7 +8,7 @@ the post-processor of ``tokenizer.json`` decides alone (DeepSeek's configuration
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ class PromptTokenizer:
             return array("I"), rest
         return self._added[content], rest
 
-    def decode(self, ids: "array[int]") -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
