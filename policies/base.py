@@ -50,6 +50,14 @@ class WorkerView(Protocol):
         """Prompt tokens of those requests, where known."""
 
     @property
+    def pending(self) -> int:
+        """Those of them whose answer has not begun: they wait for their prefill, or are in it."""
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens that the worker has to compute for the pending ones, as far as known."""
+
+    @property
     def weight(self) -> float:
         """Share of a full load it should take, in (0, 1]."""
 

@@ -40,6 +40,9 @@ class Worker:
         routable: whether filters may let it through; derived from `state` by `gateway.fleet.health`.
         in_flight: requests that were sent there and have not ended. Counted by us, synchronously, at the decision.
         in_flight_tokens: their prompt tokens, where known.
+        pending: those of them whose answer has not begun: they wait for their prefill, or are in it.
+        pending_tokens: prompt tokens that the worker has to compute for the pending ones, as far as known: what it held
+            of a prompt at the decision is left out, and all of it leaves with the first byte of the answer's body.
         weight: share of a full load it should take, in (0, 1]; below 1 only during slow start.
         probe: half-open after an ejection: True when the next request is the one that may try it, that request's lease
             while it runs, None at any other time. Set by `gateway.fleet.states`.
@@ -58,6 +61,8 @@ class Worker:
         "in_flight",
         "in_flight_tokens",
         "model",
+        "pending",
+        "pending_tokens",
         "port",
         "probe",
         "routable",
@@ -93,6 +98,8 @@ class Worker:
         self.routable = False
         self.in_flight = 0
         self.in_flight_tokens = 0
+        self.pending = 0
+        self.pending_tokens = 0
         self.weight = 1.0
         self.probe: Lease | Literal[True] | None = None
         self.candidate = Candidate(self, NO_MATCH)
@@ -100,11 +107,20 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state.value} in_flight={self.in_flight}>"
 
-    def acquire(self, tokens: int = 0) -> "Lease":
-        """Count a request in, at the moment of the decision. Its lease must be released in a ``finally``."""
+    def acquire(self, tokens: int = 0, uncached: int | None = None) -> "Lease":
+        """Count a request in, at the moment of the decision. Its lease must be released in a ``finally``.
+
+        Args:
+            tokens: of the prompt; 0 when not known.
+            uncached: those of them that the worker has to compute, ``tokens - match.tokens``; None: all.
+        """
+        if uncached is None:
+            uncached = tokens
         self.in_flight += 1
         self.in_flight_tokens += tokens
-        lease = Lease(self, tokens)
+        self.pending += 1
+        self.pending_tokens += uncached
+        lease = Lease(self, tokens, uncached)
         if self.probe is True:  # this request is the only one that may try the worker
             self.probe = lease
             self.routable = False
@@ -116,20 +132,36 @@ class Worker:
 
 
 class Lease:
-    """One counted request; `release` gives it back, once, however often it is called."""
+    """One counted request: `first_byte` when its prefill has ended, `release` when all of it has. Each counts once."""
 
-    __slots__ = ("_tokens", "worker")
+    __slots__ = ("_tokens", "_uncached", "worker")
 
-    def __init__(self, worker: Worker, tokens: int) -> None:
+    def __init__(self, worker: Worker, tokens: int, uncached: int) -> None:
         self.worker: Worker = worker
         self._tokens = tokens
+        self._uncached = uncached
+
+    def first_byte(self) -> None:
+        """The prefill has ended: the request is pending no more. Calling it again, or after `release`, does nothing.
+
+        To be called with the first byte of the answer's *body*. The head of a streamed answer proves nothing: vLLM sends it
+        before the first token. An answer that is not streamed comes whole, so there its prefill ends no earlier than it does.
+        """
+        uncached = self._uncached
+        if uncached < 0:
+            return
+        self._uncached = -1
+        worker = self.worker
+        worker.pending -= 1
+        worker.pending_tokens -= uncached
 
     def release(self) -> None:
-        """Count the request out. Calling it again does nothing."""
+        """Count the request out, from what is pending too. Calling it again does nothing."""
         tokens = self._tokens
         if tokens < 0:
             return
         self._tokens = -1
+        self.first_byte()
         worker = self.worker
         worker.in_flight -= 1
         worker.in_flight_tokens -= tokens

@@ -19,6 +19,8 @@ class FakeWorker:
     id: str
     in_flight: int = 0
     in_flight_tokens: int = 0
+    pending: int = 0
+    pending_tokens: int = 0
     weight: float = 1.0
     routable: bool = True
     model: str = "m"
