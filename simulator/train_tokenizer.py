@@ -65,13 +65,13 @@ def distinct_lines(paths: list[Path]) -> Iterator[str]:
 def train(paths: list[Path]) -> Tokenizer:
     """A byte-level BPE tokenizer with ChatML's special tokens, trained from the texts at `paths`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(SPECIAL_TOKENS),
         min_frequency=2,

@@ -223,7 +223,8 @@ class ChatChunks(Chunks):
     def __init__(self, worker: "SimulatedWorker", job: Job, *, named: bool) -> None:
         super().__init__(worker, job)
         self._named = named
-        self._called: set[int] = set()
+        self._arguments_sent: dict[int, int] = {}
+        """Characters of its arguments that a choice has sent; from when its function's name is out."""
 
     def opening(self) -> list[bytes]:
         """The role, once a choice."""
@@ -238,7 +239,10 @@ class ChatChunks(Chunks):
         end = index + count
         last = end >= len(answer.ids)
         if answer.call is not None:
-            delta = self._call_delta(choice, answer.call, index, end)
+            call_delta = self._call_delta(choice, answer.call, end)
+            if not call_delta and not last:
+                return b""  # vLLM's parser has nothing to say yet
+            delta = orjson.dumps(call_delta)
         else:
             text = "".join(answer.pieces[index:end])
             delta = b'{"content":' + orjson.dumps(text) + b"}" if text else b"{}"
@@ -259,21 +263,23 @@ class ChatChunks(Chunks):
             "created_cache_tokens": service.created_tokens(self.worker, choice),
         }
 
-    def _call_delta(self, choice: Choice, call: FunctionCall, index: int, end: int) -> bytes:
-        """The name once it is complete, then the arguments as they come; nothing for the tags around them."""
-        start, stop = len(choice.answer.text(index)), len(choice.answer.text(end))
-        first, last = len(call.head), len(call.head) + len(call.arguments)
-        arguments = call.arguments[max(0, start - first) : max(0, stop - first)] if start < last else ""
-        entry: Json = {"index": 0}
-        if stop >= first and choice.index not in self._called:
-            self._called.add(choice.index)
-            entry = {"id": TOOL_CALL_ID + self.worker.new_id(), "type": "function", "index": 0}
-            entry["function"] = {"name": call.name, **({"arguments": arguments} if arguments else {})}
-        elif arguments:
-            entry["function"] = {"arguments": arguments}
+    def _call_delta(self, choice: Choice, call: FunctionCall, end: int) -> Json:
+        """The name once it is complete, in a piece of its own, then the arguments as they come; nothing for the tags."""
+        written = len(choice.answer.text(end)) - len(call.head)
+        if written < 0:
+            return {}
+        sent = self._arguments_sent.get(choice.index)
+        if sent is None:
+            self._arguments_sent[choice.index] = 0
+            call_id = TOOL_CALL_ID + self.worker.new_id()
+            entry = {"id": call_id, "type": "function", "index": 0, "function": {"name": call.name}}
         else:
-            return b"{}"
-        return orjson.dumps({"content": None, "tool_calls": [entry]})
+            part = call.arguments[sent:written]
+            if not part:
+                return {}
+            self._arguments_sent[choice.index] = sent + len(part)
+            entry = {"index": 0, "function": {"arguments": part}}
+        return {"content": None, "tool_calls": [entry]}
 
 
 class CompletionChunks(Chunks):
@@ -357,8 +363,9 @@ def completion_prompts(worker: "SimulatedWorker", body: Body) -> list[Sequence[i
     items = [given] if isinstance(given, str) or (isinstance(given, list) and isinstance(given[0], int)) else given
     prompts: list[Sequence[int]] = []
     for item in items if isinstance(items, list) else [None]:
-        is_text = isinstance(item, str)
-        if is_text:
+        is_text = False
+        if isinstance(item, str):
+            is_text = True
             ids = worker.tokenizer.encode(item)
         elif isinstance(item, list) and all(type(token) is int for token in item):
             ids = item

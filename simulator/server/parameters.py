@@ -1,5 +1,6 @@
 """What a request's body says, checked the way vLLM checks it: its defaults, its limits, its words for what is wrong."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,8 @@ def decode_body(raw: bytes, content_type: str) -> Body:
         violations.raise_if_any()
     try:
         body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+    except orjson.JSONDecodeError as found:
+        error = _json_error(raw) or found
         violation = {
             "type": "json_invalid",
             "loc": f"body.{error.pos}",
@@ -84,6 +86,17 @@ def decode_body(raw: bytes, content_type: str) -> Body:
     return checked
 
 
+def _json_error(raw: bytes) -> json.JSONDecodeError | None:
+    """What Python's own decoder says is wrong, as vLLM quotes it; None when it finds nothing."""
+    try:
+        json.loads(raw)
+    except json.JSONDecodeError as error:
+        return error
+    except UnicodeDecodeError:
+        return None
+    return None
+
+
 def require(body: Body, violations: Violations, **kinds: type) -> None:
     """Note which of the named fields are missing or of another type."""
     for name, kind in kinds.items():
@@ -93,7 +106,7 @@ def require(body: Body, violations: Violations, **kinds: type) -> None:
             _check(body[name], kind, f"body.{name}", violations)
 
 
-_WORDS = {
+_WORDS: dict[type, tuple[str, str]] = {
     list: ("list_type", "Input should be a valid list"),
     str: ("string_type", "Input should be a valid string"),
     dict: ("dict_type", "Input should be a valid dictionary"),
