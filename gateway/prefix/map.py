@@ -15,8 +15,8 @@ blocks before it. It may fail in two ways, and neither gives a wrong answer to a
   while the worker still holds it (then looking over the gap gives the better answer). Only the second bound matters: a match is
   never longer than the deepest held block that was looked at, and an over-estimate sends a request to a worker that then
   computes the gap and announces it, which closes it. A gap is paid for at most once.
-* *l1, l2*: an LRU of chunks may well drop the beginning first. Where a worker's run goes on in l1 or l2 beyond its device
-  memory, the blocks from there on are walked one by one, and the answer is exact.
+* *l1, l2*: an LRU of chunks may well drop the beginning first. In a map that has ever been told of l1 or l2, where a worker's
+  run goes on beyond its device memory, the blocks from there on are walked one by one, and the answer is exact.
 
 **Forgetting.** `clear` gives a worker another slot: its old bits mean nobody from then on and `sweep` takes them out later.
 Time is passed in. No I/O.
@@ -80,7 +80,7 @@ class PrefixMap:
         self._deadlines: list[tuple[float, int, Holder, int, Tier, Sequence[int]]] = []
         self._deadline_count = 0  # hashes in that heap
         self._order = itertools.count()
-        self._checked = 0  # `SetTable.transitions` at the last `_shrink`
+        self._checked = 0  # `SetTable.transitions` at the last `_make_room`
         self._max_blocks = max(1, budget * 3 // 4 // BLOCK_BYTES)
         self._max_deadlines = max(1, budget // 8 // DEADLINE_BYTES)
         self._max_set_bytes = budget // 8
@@ -161,6 +161,9 @@ class PrefixMap:
                 later time prolongs, without one makes permanent.
         """
         blocks = self._blocks
+        if len(blocks) + len(hashes) > self._max_blocks or self._table.transitions != self._checked:
+            hashes = hashes[: self._max_blocks]
+            self._make_room(len(hashes))
         # Last block first: the dict keeps that order, eviction starts with the oldest, and the end of a chain is worth less.
         backward = hashes[::-1]
         # All in C: look the old set up, step to the new one, put it in place (measured: bench/prefix.py).
@@ -172,15 +175,13 @@ class PrefixMap:
             self._expire_at(holder, hashes, tier, expires)
         elif holder.deadlines[tier]:
             self._make_permanent(holder, hashes, tier)
-        if len(blocks) > self._max_blocks or self._table.transitions != self._checked:
-            self._shrink()
 
-    def expect(self, holder: Holder, hashes: Sequence[int], now: float) -> None:
-        """`holder` was sent a prompt with these blocks: believe for two seconds that it has them.
+    def expect(self, holder: Holder, hashes: Sequence[int], now: float, *, seconds: float = EXPECTED_SECONDS) -> None:
+        """`holder` was sent a prompt with these blocks: believe for a while that it has them.
 
         Give the blocks that it does not hold yet: believing costs something for each of them.
         """
-        self.store(holder, hashes, Tier.EXPECTED, expires=now + EXPECTED_SECONDS)
+        self.store(holder, hashes, Tier.EXPECTED, expires=now + seconds)
 
     def remove(self, holder: Holder, hashes: Iterable[int], tier: Tier = Tier.DEVICE) -> None:
         """`holder` no longer has these blocks in `tier`; what it holds in other tiers stays."""
@@ -285,9 +286,8 @@ class PrefixMap:
         return Matches(self.block_size, steps, self._holders)
 
     def _beyond_device(self, mask: int) -> bool:
-        """Whether a run goes on in l1 or l2 where the worker's device run has ended."""
-        ones = self._table.ones
-        return bool(mask & ~((mask & ones) * SLOT) & ones * (1 << Tier.L1 | 1 << Tier.L2))
+        """Whether a run goes on in another tier where the worker's device run has ended."""
+        return mask != (mask & self._table.ones) * SLOT
 
     def _walk(self, hashes: Sequence[int], count: int, low: int, mask: int, steps: list[tuple[int, int]]) -> None:
         """Go on from block `low`, held by `mask`, one block at a time."""
@@ -404,20 +404,21 @@ class PrefixMap:
         self.counters.expired += len(held)
         return len(held)
 
-    def _shrink(self) -> None:
-        """Get back under the budget, oldest blocks first, a sixty-fourth more than needed at a time."""
-        if self._table.transitions > MAX_TRANSITIONS:
-            self._forget_transitions()
+    def _make_room(self, count: int) -> None:
+        """Evict until `count` more blocks fit the budget, oldest first, a sixty-fourth more than needed at a time."""
+        table = self._table
+        if table.transitions > MAX_TRANSITIONS or table.bytes > self._max_set_bytes:
+            self._forget_transitions()  # they keep sets that no block needs any more
         blocks = self._blocks
-        while len(blocks) > self._max_blocks or (blocks and self._table.bytes > self._max_set_bytes):
+        while blocks and (len(blocks) + count > self._max_blocks or table.bytes > self._max_set_bytes):
             self._forget_transitions()
-            surplus = max(0, len(blocks) - self._max_blocks) + max(1, self._max_blocks // 64)
+            surplus = max(0, len(blocks) + count - self._max_blocks) + max(1, self._max_blocks // 64)
             # Taking many at once matters: finding a dict's first key walks over all that were deleted before it.
             victims = list(itertools.islice(blocks, surplus))
             for block_hash in victims:
                 del blocks[block_hash]
             self.counters.evicted += len(victims)
-        self._checked = self._table.transitions
+        self._checked = table.transitions
 
     def _forget_transitions(self) -> None:
         for holder in (*self._holders, *self._pools):
