@@ -180,7 +180,7 @@ class Proxy:
                 error = await self._attempt(journey, request, fleet, worker)
                 if error is not None and error.retry is Retry.IF_REUSED:
                     self._metrics.retry(_STALE)
-                    error = await self._attempt(journey, request, fleet, worker)
+                    error = await self._attempt(journey, request, fleet, worker, fresh=True)
             finally:
                 lease.release()
             if error is None:
@@ -210,9 +210,9 @@ class Proxy:
         return True
 
     async def _attempt(
-        self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker"
+        self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker", *, fresh: bool = False
     ) -> GatewayError | None:
-        """Ask one worker.
+        """Ask one worker; with `fresh` not over a connection from the pool, which might be the next that has died there.
 
         Returns:
             None when an answer was relayed; else what went wrong, if another worker may try, or (`Retry.IF_REUSED`) the same one again.
@@ -229,8 +229,7 @@ class Proxy:
         error_type: str | None = None
         try:
             body = _body_for(journey, worker)
-            # A second try must not meet another connection that died in the pool.
-            connection = self._pool.take(worker) if journey.attempts == 1 else None
+            connection = None if fresh else self._pool.take(worker)
             if connection is None:
                 connection = await self._pool.connect(worker, fleet.timeouts.connect)
             else:

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.load import loads
+from gateway.tasks import TaskGroup
 
 CHAT = "/v1/chat/completions"
 CARDS = b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":4096}]}'
@@ -175,6 +176,28 @@ class ScriptedWorker:
         """The next connection on which a request has begun to arrive."""
         return await self.arrivals.get()
 
+    @contextlib.asynccontextmanager
+    async def answering(self, raw: bytes) -> AsyncIterator[list[Message]]:
+        """Inside the block every request is answered with `raw`; gives the list of those that came."""
+        requests: list[Message] = []
+
+        async def serve(peer: Peer) -> None:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                while True:
+                    requests.append(await peer.receives())
+                    await peer.sends(raw)
+
+        async def accept() -> None:
+            while True:
+                tasks.spawn("serve", serve(await self.accepts()))
+
+        tasks = TaskGroup("worker")
+        tasks.spawn("accept", accept())
+        try:
+            yield requests
+        finally:
+            await tasks.cancel()
+
     async def receives(self) -> tuple[Peer, Message]:
         """The next new connection and the request on it."""
         peer = await self.accepts()
@@ -226,7 +249,9 @@ class Bench:
         done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in rest:
             task.cancel()
-        (first,) = done
+        first, *others = done
+        for other in others:
+            waiting[other].arrivals.put_nowait(other.result())
         return waiting[first], first.result(), await first.result().receives()
 
     def fleet_worker(self, scripted: ScriptedWorker) -> Any:
