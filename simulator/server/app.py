@@ -77,12 +77,12 @@ class _Routes:
         worker, path = self._worker, request.path
         if path.startswith(ALWAYS_OPEN):
             return await self._answered(request, handler)
-        if worker.faults.hits_answers():
-            await self._harm(request)
         started = time.monotonic()
         worker.requests += 1
         status = 499
         try:
+            if worker.faults.hits_answers():
+                await self._harm(request)
             response = await self._answered(request, handler)
             status = response.status
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import cast
 
 from aiohttp import web
 
@@ -77,7 +78,7 @@ class EventStream:
         if faults.stop_after_tokens is not None:
             await self._response.write_eof()
         elif transport is not None:
-            if faults.malformed_after_tokens is not None and isinstance(transport, asyncio.WriteTransport):
-                transport.write(MALFORMED)
+            if faults.malformed_after_tokens is not None:
+                cast("asyncio.Transport", transport).write(MALFORMED)
             transport.close()
         raise StreamBrokenError

@@ -261,6 +261,7 @@ class SimulatedWorker(Observer):
         if self.publisher is None:
             return
         events: list[Event] = []
+        left: list[bytes] = []
         for change, choice in changes:
             if isinstance(change, Stored):
                 event = self._stored(change, choice)
@@ -270,11 +271,14 @@ class SimulatedWorker(Observer):
                 for key in change.keys:
                     assert isinstance(key, bytes)
                     events.append(removed_event(wire_hash(key), change.tier))
-                    self._left(key, change.tier)
+                    self._leave(key, change.tier, left)
             elif isinstance(change, Cleared):
                 events.append(cleared_event())
                 for key in list(self._origins):
-                    self._left(key, "device")
+                    self._leave(key, "device", left)
+        for key in left:  # only now: a block that leaves one tier may come into the next one a moment later
+            if key in self._origins and not self._origins[key].tiers:
+                del self._origins[key]
         if events:
             self.publisher.publish(events)
 
@@ -309,13 +313,12 @@ class SimulatedWorker(Observer):
         ]
         return stored_event(hashes, parent, ids, size, change.tier, [origin.keys for origin in known], known[0].lora)
 
-    def _left(self, digest: bytes, tier: str) -> None:
-        """Forget where a block's tokens are once no tier holds it."""
+    def _leave(self, digest: bytes, tier: str, left: list[bytes]) -> None:
+        """Note that a tier does not hold a block any more, and in `left` that perhaps none does."""
         origin = self._origins.get(digest)
         if origin is not None:
             origin.tiers.discard(tier)
-            if not origin.tiers:
-                del self._origins[digest]
+            left.append(digest)
 
     async def _listen(self) -> None:
         """Open the listening socket; the same port again after a refusal."""

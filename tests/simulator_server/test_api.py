@@ -40,7 +40,10 @@ async def test_a_stream_says_what_the_whole_answer_says(start, http, chat, event
     async with http.post(worker.url + CHAT, json=body) as response:
         *chunks, usage, done = events_of(await response.text())
     assert done == "[DONE]"
-    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == whole["choices"][0]["message"]["content"]
+    assert (
+        "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+        == whole["choices"][0]["message"]["content"]
+    )
     assert [len(chunk["choices"][0]["token_ids"]) for chunk in chunks[1:]] == [1] * 12
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 12 + ["length"]
     assert {chunk["id"] for chunk in chunks} == {usage["id"]}
@@ -100,7 +103,12 @@ async def test_a_repeated_prompt_is_cached_in_whole_blocks_and_a_salt_keeps_apar
         await cached(**fields) for fields in ({}, {}, {"cache_salt": "a"}, {"cache_salt": "a"})
     ]
     blocks = (first["prompt_tokens"] - 1) // 16 * 16
-    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, again, salted, salted_again)] == [0, blocks, 0, blocks]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, again, salted, salted_again)] == [
+        0,
+        blocks,
+        0,
+        blocks,
+    ]
     assert first["prompt_tokens_details"]["created_cache_tokens"] == first["prompt_tokens"] // 16 * 16
 
 
@@ -117,7 +125,9 @@ async def test_the_next_turn_finds_the_generated_blocks_too(start, http, chat):
 
 async def test_the_request_id_comes_from_header_then_body(start, http, chat):
     worker = await start(request_id_headers=True)
-    async with http.post(worker.url + CHAT, json=chat(max_tokens=1, request_id="b"), headers={"X-Request-Id": "h"}) as response:
+    async with http.post(
+        worker.url + CHAT, json=chat(max_tokens=1, request_id="b"), headers={"X-Request-Id": "h"}
+    ) as response:
         assert (await response.json())["id"] == "chatcmpl-h"
         assert response.headers["X-Request-Id"] == "h"
     async with http.post(worker.url + CHAT, json=chat(max_tokens=1, request_id="b")) as response:
@@ -168,7 +178,11 @@ async def test_a_client_that_leaves_takes_its_request_out_of_the_engine(start, c
     for stream in (False, True):
         body = json.dumps(chat(max_tokens=4000, stream=stream)).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(body)) + body)
+        writer.write(
+            b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (CHAT.encode(), len(body))
+            + body
+        )
         while not worker.stats().running:
             await asyncio.sleep(0.001)
         if stream:
@@ -184,7 +198,9 @@ async def test_a_client_that_leaves_takes_its_request_out_of_the_engine(start, c
 async def test_completions_take_texts_and_ids_and_several_of_them(start, http):
     worker = await start()
     for prompt in ("one text", [1, 2, 3], ["two", "texts"], [[1, 2], [3, 4]]):
-        async with http.post(worker.url + "/v1/completions", json={"prompt": prompt, "max_tokens": 3, "return_token_ids": True}) as response:
+        async with http.post(
+            worker.url + "/v1/completions", json={"prompt": prompt, "max_tokens": 3, "return_token_ids": True}
+        ) as response:
             answer = await response.json()
         for choice in answer["choices"]:
             assert choice["token_ids"] == worker.expected_output(choice["prompt_token_ids"], 3)[0]

@@ -19,7 +19,10 @@ def test_hashes_are_those_of_a_real_vllm(fixtures):
             start = chain.index(event["block_hashes"][0])
             assert chain[start : start + len(event["block_hashes"])] == event["block_hashes"]
             assert event["parent_block_hash"] == (chain[start - 1] if start else None)
-            keys = [extra_keys(None, exchange["cache_salt"], first=start + at == 0) for at in range(len(event["block_hashes"]))]
+            keys = [
+                extra_keys(None, exchange["cache_salt"], first=start + at == 0)
+                for at in range(len(event["block_hashes"]))
+            ]
             assert event["extra_keys"] == keys
 
 
@@ -43,7 +46,15 @@ def test_only_full_blocks_are_hashed():
 @pytest.mark.parametrize(
     ("value", "encoded"),
     # RFC 8949, appendix A
-    [(0, "00"), (23, "17"), (24, "1818"), (100, "1864"), (1000, "1903e8"), (1_000_000, "1a000f4240"), (10**12, "1b000000e8d4a51000")],
+    [
+        (0, "00"),
+        (23, "17"),
+        (24, "1818"),
+        (100, "1864"),
+        (1000, "1903e8"),
+        (1_000_000, "1a000f4240"),
+        (10**12, "1b000000e8d4a51000"),
+    ],
 )
 def test_integers_are_encoded_in_their_shortest_form(value, encoded):
     assert cbor_head(0, value).hex() == encoded

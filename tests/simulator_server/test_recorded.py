@@ -53,8 +53,12 @@ async def test_every_answer_has_the_recorded_status_headers_and_shape(twin, http
             exchange["body"]["json"]["tokens"] = [token % vocabulary for token in exchange["body"]["json"]["tokens"]]
         body = exchange["body"] or {}
         data = body["raw"].encode() if "raw" in body else json.dumps(body["json"]) if "json" in body else None
-        headers = {"Content-Type": "application/json", **exchange["headers"]} if data is not None else exchange["headers"]
-        async with http.request(exchange["method"], twin.url + exchange["path"], data=data, headers=headers) as response:
+        headers = (
+            {"Content-Type": "application/json", **exchange["headers"]} if data is not None else exchange["headers"]
+        )
+        async with http.request(
+            exchange["method"], twin.url + exchange["path"], data=data, headers=headers
+        ) as response:
             text = await response.text()
             got = {name.lower(): value for name, value in response.headers.items()}
         for name in ("date", "content-length"):

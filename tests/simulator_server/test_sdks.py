@@ -104,7 +104,9 @@ async def test_anthropic_uses_a_tool_and_goes_on_with_its_result(claude):
     first = await claude.messages.create(**arguments, messages=MESSAGES, tool_choice={"type": "any"})
     use = first.content[0]
     assert (first.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "weather")
-    async with claude.messages.stream(**arguments, messages=MESSAGES, tool_choice={"type": "tool", "name": "weather"}) as stream:
+    async with claude.messages.stream(
+        **arguments, messages=MESSAGES, tool_choice={"type": "tool", "name": "weather"}
+    ) as stream:
         streamed = await stream.get_final_message()
     assert streamed.content[0].input == use.input
     result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "sunny"}]}

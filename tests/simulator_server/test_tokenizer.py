@@ -59,7 +59,11 @@ def test_tools_and_calls_and_results_render(tokenizer):
 
 
 def test_a_longer_conversation_begins_with_the_shorter_one(tokenizer):
-    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
     short = tokenizer.render(messages[:1], add_generation_prompt=False)
     assert tokenizer.render(messages).startswith(short)
 

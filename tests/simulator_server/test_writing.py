@@ -86,7 +86,13 @@ def test_arguments_fit_the_schema():
     value = json.loads(arguments_for(schema, 5))
     assert value["unit"] in ("C", "F")
     assert value["days"] >= 3
-    assert [type(value[name]) for name in ("city", "exact", "where", "tags", "either")] == [str, bool, dict, list, type(None)]
+    assert [type(value[name]) for name in ("city", "exact", "where", "tags", "either")] == [
+        str,
+        bool,
+        dict,
+        list,
+        type(None),
+    ]
     assert isinstance(value["where"]["lat"], float)
 
 
