@@ -1,8 +1,6 @@
 """Answers as server-sent events, and the faults that break them off in the middle."""
 
-import asyncio
 from collections.abc import Mapping
-from typing import cast
 
 from aiohttp import web
 
@@ -79,6 +77,6 @@ class EventStream:
             await self._response.write_eof()
         elif transport is not None:
             if faults.malformed_after_tokens is not None:
-                cast("asyncio.Transport", transport).write(MALFORMED)
+                transport.write(MALFORMED)
             transport.close()
         raise StreamBrokenError

@@ -1,5 +1,6 @@
 """Workers on real sockets, and what the tests read from them."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -73,3 +74,15 @@ def chat() -> Callable[..., dict[str, Any]]:
 def fixtures() -> Path:
     """The folder of recordings."""
     return FIXTURES
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    """Wait until a condition holds that no event announces; fail after five seconds."""
+
+    async def eventually(condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110  # what is waited for has no event
+                await asyncio.sleep(0.001)
+
+    return eventually

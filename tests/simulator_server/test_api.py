@@ -145,7 +145,7 @@ async def test_the_key_guards_v1_and_nothing_else(start, http, chat):
         assert response.status == 200
 
 
-async def test_while_it_warms_up_everything_is_503_and_then_it_serves(start, http, chat):
+async def test_while_it_warms_up_everything_is_503_and_then_it_serves(start, http, chat, eventually):
     worker = await start(warm_up=20.0, speed=0.001)
     for path in ("/health", "/v1/models"):
         async with http.get(worker.url + path) as response:
@@ -153,8 +153,7 @@ async def test_while_it_warms_up_everything_is_503_and_then_it_serves(start, htt
     async with http.post(worker.url + CHAT, json=chat(max_tokens=1)) as response:
         assert response.status == 503
     worker.clock.set_pace(10_000)
-    while worker.warming:
-        await asyncio.sleep(0)
+    await eventually(lambda: not worker.warming)
     async with http.get(worker.url + "/health") as response:
         assert response.status == 200
 
@@ -173,7 +172,7 @@ async def test_an_adapter_is_served_under_its_name_and_shares_no_blocks(start, h
     assert cached[2] > 0
 
 
-async def test_a_client_that_leaves_takes_its_request_out_of_the_engine(start, chat):
+async def test_a_client_that_leaves_takes_its_request_out_of_the_engine(start, chat, eventually):
     worker = await start(speed=1.0)
     for stream in (False, True):
         body = json.dumps(chat(max_tokens=4000, stream=stream)).encode()
@@ -183,15 +182,12 @@ async def test_a_client_that_leaves_takes_its_request_out_of_the_engine(start, c
             % (CHAT.encode(), len(body))
             + body
         )
-        while not worker.stats().running:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: worker.stats().running)
         if stream:
             await reader.readuntil(b"data: ")
         writer.close()
         await writer.wait_closed()
-        async with asyncio.timeout(1):
-            while worker.stats().running or len(worker.pump):
-                await asyncio.sleep(0.001)
+        await eventually(lambda: not worker.stats().running and not len(worker.pump))
     assert worker.metrics.finished["abort"] == 2
 
 
@@ -242,20 +238,28 @@ async def test_load_counts_the_requests_in_flight(start, http, chat):
             assert await load.json() == {"server_load": 1}
 
 
-async def test_the_load_header_tells_of_the_queue(start, http, chat):
+async def test_the_load_header_tells_of_the_queue_that_the_request_found(start, http, chat, eventually):
     worker = await start(speed=1.0, slots=1)
     body = chat(max_tokens=500, stream=True)
-    async with http.post(worker.url + CHAT, json=body) as first, http.post(worker.url + CHAT, json=body):
-        await first.content.readline()
-        while not worker.stats().waiting:
-            await asyncio.sleep(0.001)
+
+    async def asked(kind):
+        headers = {"endpoint-load-metrics-format": kind}
+        async with http.post(worker.url + CHAT, json=chat(max_tokens=1), headers=headers) as response:
+            return response.headers["endpoint-load-metrics"]
+
+    async def hurry():
+        await eventually(lambda: worker.stats().waiting == 2)
         worker.clock.set_pace(1000)
         worker.pump.repace()
-        headers = {"endpoint-load-metrics-format": "JSON"}
-        async with http.post(worker.url + CHAT, json=chat(max_tokens=1), headers=headers) as response:
-            kind, _, report = response.headers["endpoint-load-metrics"].partition(" ")
-    assert kind == "JSON"
-    assert json.loads(report)["named_metrics"].keys() == {"num_requests_waiting", "kv_cache_usage_perc"}
+
+    async with http.post(worker.url + CHAT, json=body), http.post(worker.url + CHAT, json=body):
+        await eventually(lambda: worker.stats().waiting == 1)
+        report, _ = await asyncio.gather(asked("JSON"), hurry())
+    kind, _, numbers = report.partition(" ")
+    metrics = json.loads(numbers)["named_metrics"]
+    assert (kind, metrics["num_requests_waiting"]) == ("JSON", 1.0)
+    assert 0 < metrics["kv_cache_usage_perc"] < 1
+    assert await asked("text") == "TEXT named_metrics.num_requests_waiting=0.0, named_metrics.kv_cache_usage_perc=0.0"
 
 
 async def test_a_reset_forgets_the_cache_unless_something_runs(start, http, chat):

@@ -88,7 +88,7 @@ async def test_the_events_rebuild_the_cache_through_evictions(start, http, chat)
         await say(http, worker, chat, f"conversation {number % 5} " * 40, max_tokens=20)
     replies, _ = await replay(worker, 0)
     blocks = {}
-    for _, sequence, payload in replies:
+    for _, _, payload in replies:
         timestamp, events, rank = msgspec.msgpack.decode(payload)
         assert (rank, timestamp > 1e9) == (0, True)
         follow(blocks, events)

@@ -163,11 +163,10 @@ async def test_neither_state_nor_faults_nor_metrics_are_hit(start, http):
             assert response.status == 200
 
 
-async def test_a_worker_stops_while_requests_hang(start, http, chat):
+async def test_a_worker_stops_while_requests_hang(start, http, chat, eventually):
     worker = await start(faults=Faults(hang=True))
     request = asyncio.get_running_loop().create_task(http.post(worker.url + CHAT, json=chat()).__aenter__())
-    while not worker.requests:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: worker.requests)
     async with asyncio.timeout(3):
         await worker.stop()
     with pytest.raises(aiohttp.ClientError):

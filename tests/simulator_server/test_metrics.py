@@ -1,4 +1,3 @@
-import asyncio
 from contextlib import AsyncExitStack
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,13 +46,12 @@ async def test_counters_tell_what_requests_did(start, http, chat):
     assert values[("vllm:num_requests_running",)] == values[("vllm:num_requests_waiting",)] == 0
 
 
-async def test_the_queue_and_the_batch_show_while_they_last(start, http, chat):
+async def test_the_queue_and_the_batch_show_while_they_last(start, http, chat, eventually):
     worker = await start(speed=1.0, slots=2)
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(http.post(worker.url + CHAT, json=chat(max_tokens=4000, stream=True)))
-        while worker.stats().running < 2:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: worker.stats().running == 2)
         values = await scrape(http, worker)
     assert values[("vllm:num_requests_running",)] == 2
     assert values[("vllm:num_requests_waiting",)] == 1

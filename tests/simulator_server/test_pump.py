@@ -22,12 +22,9 @@ def test_a_clock_goes_on_from_the_same_moment_when_its_pace_changes():
 
 async def test_tokens_come_at_the_profiles_times(start, http, chat):
     worker = await start(profile="trn1-8b", speed=1.0)
-    arrivals = []
     begun = time.monotonic()
     async with http.post(worker.url + CHAT, json=chat(max_tokens=20, stream=True)) as response:
-        async for line in response.content:
-            if line.startswith(b'data: {"id"'):
-                arrivals.append(time.monotonic() - begun)
+        arrivals = [time.monotonic() - begun async for line in response.content if line.startswith(b'data: {"id"')]
     expected = worker.profile.prefill_seconds(10) + 19 * worker.profile.itl(1, 30)
     # Never early; late only as far as a busy machine makes it.
     assert expected - 0.005 <= arrivals[-1] < expected + 1
