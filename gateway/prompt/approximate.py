@@ -60,7 +60,7 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
-        return orjson.dumps(_clean(value, 0)) + b"\n"
+        return orjson.dumps(_clean(value, 0), option=orjson.OPT_SORT_KEYS) + b"\n"
     except (TypeError, ValueError):  # not JSON (a caller's own object): it has no text to go by
         return b"\n"
 

@@ -8,13 +8,14 @@ Nothing that a client sends makes it raise: what it does not understand it calls
 """
 
 import asyncio
+import functools
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
@@ -28,6 +29,8 @@ from gateway.prompt.template import TemplateError
 from gateway.prompt.tokenizer import PromptTokenizer
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _BATCH: Final = 64
 """Small pieces that are encoded in one visit to a thread."""
@@ -105,6 +108,7 @@ class Prompter:
         self._flying: dict[str, asyncio.Future[Segment]] = {}
         self._pending = 0
         self._complained = False
+        self._closed = False
         self._prefix = Segment(tokenizer.prefix if tokenizer else array("I"))
         self._suffix = Segment(tokenizer.suffix if tokenizer else array("I"))
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -163,6 +167,7 @@ class Prompter:
 
     def close(self) -> None:
         """End the threads once they have done what they are at; requests that wait become approximate."""
+        self._closed = True
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -186,10 +191,8 @@ class Prompter:
     async def _render_in_thread(self, request: Request) -> _Lookup:
         """Render what is too big for the loop; the interpreter's lock goes round every 5 ms."""
         # The memory of parsed JSON belongs to the loop: a thread gets one of its own.
-        job = asyncio.get_running_loop().run_in_executor(
-            self._executor(), lambda: self._renderer.sources(request, JsonMemory(), patient=True)
-        )
-        return self._look_up(await job or ())
+        sources = await self._in_thread(lambda: self._renderer.sources(request, JsonMemory(), patient=True))
+        return self._look_up(sources or ())
 
     def _look_up(self, sources: Sequence[Source]) -> _Lookup:
         """What the cache knows of these texts.
@@ -220,7 +223,6 @@ class Prompter:
         Raises:
             UnrenderableError: too much is being encoded already.
         """
-        loop = asyncio.get_running_loop()
         big = {
             piece: self._flying.get(piece) or self._launch(piece)
             for piece in missing
@@ -228,9 +230,12 @@ class Prompter:
         }
         small = [piece for piece in missing if piece not in big]
         made: dict[str, Segment] = {}
+        if sum(map(len, small)) <= self._limits.inline_new:
+            made = self._keep(small, self._encode_all(small))
+            small = []
         for start in range(0, len(small), _BATCH):
             batch = small[start : start + _BATCH]
-            made |= self._keep(batch, await loop.run_in_executor(self._executor(), self._encode_all, batch))
+            made |= self._keep(batch, await self._in_thread(functools.partial(self._encode_all, batch)))
         for piece, future in big.items():
             # Shielded: others wait for the same piece, and the cache keeps it in any case.
             made[piece] = await asyncio.shield(future)
@@ -259,6 +264,18 @@ class Prompter:
         job.add_done_callback(finish)
         return done
 
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do `work` in a thread.
+
+        Raises:
+            UnrenderableError: the prompter was closed before it began.
+        """
+        job = asyncio.get_running_loop().run_in_executor(self._executor(), work)
+        await asyncio.wait([job])
+        if job.cancelled():
+            raise UnrenderableError("closed")
+        return job.result()
+
     def _encode_all(self, pieces: Sequence[str]) -> "list[array[int]]":
         if not pieces:
             return []
@@ -269,6 +286,8 @@ class Prompter:
         return {piece: self._cache.put(piece, found) for piece, found in zip(pieces, ids, strict=True)}
 
     def _executor(self) -> ThreadPoolExecutor:
+        if self._closed:
+            raise UnrenderableError("closed")
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._limits.threads, thread_name_prefix="tokenize")
         return self._threads

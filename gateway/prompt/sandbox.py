@@ -118,6 +118,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
 
+def bare_environment() -> ImmutableSandboxedEnvironment:
+    """The environment in which vLLM looks which variables a template reads: without Hugging Face's own globals."""
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+
+
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:

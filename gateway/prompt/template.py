@@ -13,7 +13,7 @@ import jinja2
 import jinja2.meta
 
 from gateway.prompt.content_format import ContentFormat, detect
-from gateway.prompt.sandbox import SandboxedEnvironment
+from gateway.prompt.sandbox import SandboxedEnvironment, bare_environment
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -59,7 +59,7 @@ class ChatTemplate:
         self._environment = environment
         self._globals = dict(self._template.globals)
         self.source = source
-        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(bare_environment().parse(source)))
         self.content_format: ContentFormat = detect(tree)
         self.knows_developer = '"developer"' in source or "'developer'" in source
         self.reads_clock = "strftime_now" in self.variables

@@ -2,7 +2,7 @@ import lzma
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from gateway.prompt.template import ChatTemplates
 from gateway.prompt.tokenizer import PromptTokenizer
@@ -34,6 +34,7 @@ def byte_level(*, add_prefix_space=False):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

@@ -337,4 +337,5 @@ def main():
     sys.exit(1 if any(kind == "DIFFERENT" for _, kind in outcome) else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
