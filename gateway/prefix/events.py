@@ -12,7 +12,6 @@ Fields are taken by name or place as far as they are there; unknown ones are ign
 Layouts and their history: vllm/distributed/kv_events.py, sglang/srt/disaggregation/kv_events.py, LMCache kv_event_publisher.py.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,19 +151,19 @@ def decode(payload: bytes | memoryview) -> Batch:
     if not isinstance(items, list) or len(items) > MAX_EVENTS:
         return Batch([], problems={"garbage": 1})
     events: list[Event] = []
-    problems: Counter[str] = Counter()
+    problems: dict[str, int] = {}
     for item in items:
         try:
             event = _event(item)
         except _BadEventError as error:
-            problems[str(error)] += 1
+            problems[str(error)] = problems.get(str(error), 0) + 1
         else:
             events.append(event)
     return Batch(
         events,
         float(timestamp) if isinstance(timestamp, float | int) else 0.0,
         rank if type(rank) is int else None,
-        dict(problems),
+        problems,
     )
 
 
