@@ -275,7 +275,7 @@ async def test_retries_beyond_the_budget_are_not_made(start, http):
         await client.sends(http.post())
     peers = [(await bench.arrives())[1] for _ in clients]
     for peer in peers:
-        await peer.sends(http.answer(b"no", status="503 Busy"))
+        await peer.sends(http.answer(b"no", status="503 Busy", fields=b"connection: close\r\n"))
     # 8 are in flight, so 2 may be tried again; both hang for now, and the others get the worker's words.
     second = [(await bench.arrives())[1] for _ in range(2)]
     responses = [asyncio.ensure_future(client.receives()) for client in clients]  # noqa: TID251
