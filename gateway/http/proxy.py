@@ -412,7 +412,11 @@ def _origin_form(target: str) -> str:
     The authority in it decides nothing; Host is checked all the same.
     """
     scheme, _, rest = target.partition("://")
-    return "/" + rest.partition("/")[2] if scheme.lower() in {"http", "https"} else target
+    if scheme.lower() not in {"http", "https"}:
+        return target
+    authority, slash, path = rest.partition("/")
+    # In http://host?/v1/models the path is empty and the slash stands in the query.
+    return f"/{path}" if slash and "?" not in authority and "#" not in authority else "/"
 
 
 def _body_for(journey: Journey, worker: "Worker") -> bytes:
