@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,8 +11,14 @@ from typing import Any
 import uvloop
 
 
+_COLLECT_AFTER = 50_000
+"""Objects allocated between two looks of the cyclic collector; Python's 700 is 20 small requests, and costs 5 % of their CPU."""
+
+
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run `main` on uvloop and return its exit status."""
+    _, *older = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *older)
     return uvloop.run(main)
 
 
