@@ -214,7 +214,6 @@ def _stored(get: Callable[[str], Any]) -> Stored:
     except (TypeError, OverflowError) as error:  # e.g. pairs of tokens, from SGLang's EAGLE
         raise _BadEventError("bad_event") from error
     kind = get("kv_cache_spec_kind")
-    extra_keys = get("extra_keys")
     hashes = _hashes(get("block_hashes"))
     return Stored(
         hashes,
@@ -223,10 +222,21 @@ def _stored(get: Callable[[str], Any]) -> Stored:
         block_size,
         _tier(get),
         _lora(get("lora_name"), get("lora_id")),
-        extra_keys if isinstance(extra_keys, list) and any(extra_keys) else (),
+        _extra_keys(get("extra_keys")),
         _group(get("group_idx")),
         kind if isinstance(kind, str) else None,
     )
+
+
+def _extra_keys(raw: Any) -> Sequence[Any]:
+    """Per block None or a list of scalars and flat lists (an image and its place); nothing when no block has any."""
+    if not isinstance(raw, list) or not any(raw):
+        return ()
+    for keys in raw:
+        for key in keys if isinstance(keys, list) else (keys,):
+            if isinstance(key, dict) or (isinstance(key, list) and any(isinstance(each, list | dict) for each in key)):
+                raise _BadEventError("bad_event")
+    return raw
 
 
 def _hashes(raw: Any) -> list[int]:

@@ -99,6 +99,11 @@ class PrefixMap:
         return blocks + self._table.bytes + self._deadline_count * DEADLINE_BYTES
 
     @property
+    def workers(self) -> int:
+        """Workers that have joined and not left."""
+        return sum(holder is not None for holder in self._holders)
+
+    @property
     def sets(self) -> int:
         """Distinct holder sets."""
         return len(self._table)

@@ -5,7 +5,8 @@ from msgspec import msgpack
 
 from gateway.prefix.events import HASH_MASK, Cleared, Removed, Stored, decode, tier_of
 from gateway.prefix.holders import Tier
-from gateway.prompt.blocks import pack
+from gateway.prefix.index import PrefixIndex
+from gateway.prompt.blocks import Hasher, pack
 
 TOKENS = list(range(32))
 STORED = Stored([11, 12], 10, pack(TOKENS), 16, Tier.DEVICE)
@@ -157,6 +158,8 @@ def test_what_another_host_holds_is_l2():
         (["BlockStored", [1], None, TOKENS, 1 << 40], "bad_event"),
         (["BlockStored", [1], "parent", TOKENS, 16], "bad_event"),
         (["BlockStored"], "bad_event"),
+        ([*ARRAY, None, "GPU", None, [[[["deep"]]]]], "bad_event"),
+        ([*ARRAY, None, "GPU", None, [[{"a": "map"}]]], "bad_event"),
     ],
 )
 def test_an_event_that_makes_no_sense_is_counted_and_its_neighbours_are_taken(event, problem):
@@ -219,6 +222,21 @@ VALUES = st.recursive(
 def test_no_fields_make_the_decoder_raise(tag, fields, as_map):
     event = dict(zip(MAP, [tag, *fields], strict=False)) if as_map else [tag, *fields]
     decode(msgpack.encode([0.0, [event], None]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["BlockStored", "BlockRemoved"]), st.lists(VALUES, max_size=12)), max_size=4))
+def test_nothing_that_the_decoder_lets_through_makes_a_mirror_raise(items):
+    index = PrefixIndex(Hasher(1))
+    mirror = index.follow("w", "m")
+    good = [*ARRAY[:2], None, *ARRAY[3:]]
+    strange = [[tag, *fields] for tag, fields in items]
+    # Each strange event also as a copy of a good one with the strange fields in the places that come late in it.
+    half_good = [[*good, *fields] for _, fields in items]
+    mirror.apply(decode(msgpack.encode([0.0, [*strange, good, *half_good]])), 0.0)
+    chains = index.hasher.chains(index.hasher.root("m"), [*TOKENS, 0], [16])
+    assert index.match(chains).keys() <= {"w"}
+    assert mirror.counters.stored >= 2 or mirror.block_size != 16
 
 
 @settings(max_examples=200)
