@@ -10,7 +10,6 @@ from typing import Any
 
 import uvloop
 
-
 _COLLECT_AFTER = 50_000
 """Objects allocated between two looks of the cyclic collector; Python's 700 is 20 small requests, and costs 5 % of their CPU."""
 
