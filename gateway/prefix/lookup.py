@@ -1,0 +1,93 @@
+"""What is known of a request's prompt at the moment of its decision: its tokens, and which workers hold how much of it.
+
+One `Knowledge` per fleet ties together the parts that are each about one thing: the `Prompter` (body to tokens), the `ChainCache` (tokens to hashes) and the
+`PrefixIndex` (hashes to holders).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gateway.prompt.blocks import Chain, worker_salt
+from gateway.prompt.prompt import How, Prompt
+from policies.base import NO_MATCH, Candidate, Match
+
+if TYPE_CHECKING:
+    from gateway.prefix.index import PrefixIndex
+    from gateway.prompt.chain_cache import ChainCache
+    from gateway.prompt.prompter import Prompter
+
+
+class Lookup(msgspec.Struct, frozen=True, gc=False):
+    """One prompt, looked up.
+
+    Attributes:
+        prompt: its tokens and how they are known.
+        chains: its block hashes by block size; empty when nothing can match.
+        matches: what each worker holds of it, by worker id; those that hold nothing are left out.
+    """
+
+    prompt: Prompt
+    chains: Mapping[int, Chain]
+    matches: Mapping[str, Match]
+
+    def candidates(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """The fleet's persistent candidates, with new ones in the place of those whose worker holds a part of the prompt."""
+        matches = self.matches
+        if not matches:
+            return candidates
+        return [
+            candidate if (match := matches.get(candidate.worker.id)) is None else Candidate(candidate.worker, match)
+            for candidate in candidates
+        ]
+
+
+class Knowledge:
+    """Looks up the prompts of one model.
+
+    Attributes:
+        prompter: makes the tokens.
+    """
+
+    __slots__ = ("_chains", "_index", "_model", "_root_plain", "prompter")
+
+    def __init__(self, model: str, prompter: "Prompter", chains: "ChainCache", index: "PrefixIndex") -> None:
+        """`model` is the namespace: the fleet's name, as used for its workers' events."""
+        self._model = model
+        self.prompter = prompter
+        self._chains = chains
+        self._index = index
+        self._root_plain = chains.hasher.root(model)
+
+    def now(self, path: str, body: Mapping[str, Any], size: int) -> Lookup | None:
+        """The lookup, if it can be had without waiting; see `Prompter.now`."""
+        prompt = self.prompter.now(path, body, size)
+        return None if prompt is None else self._look_up(prompt, body)
+
+    async def lookup(self, path: str, body: Mapping[str, Any], size: int) -> Lookup:
+        """The lookup, waiting for a thread if need be."""
+        return self._look_up(await self.prompter.prompt(path, body, size), body)
+
+    def sent(self, worker_id: str, lookup: Lookup, now: float) -> None:
+        """The prompt goes to this worker: until its events say so themselves, believe that it will hold it."""
+        if lookup.chains:
+            self._index.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
+
+    def _look_up(self, prompt: Prompt, body: Mapping[str, Any]) -> Lookup:
+        sizes = self._index.block_sizes
+        if prompt.how is How.NONE or not sizes:
+            return Lookup(prompt, {}, {})
+        chains = self._chains.chains(prompt, self._root(body.get("cache_salt"), prompt.how), sizes)
+        return Lookup(prompt, chains, self._index.match(chains))
+
+    def _root(self, cache_salt: object, how: How) -> int:
+        """The namespace of this request's blocks.
+
+        Pseudo-tokens have one of their own: they must not meet real ids by chance.
+        """
+        salt = worker_salt(None, cache_salt) if isinstance(cache_salt, str) else None
+        if how is How.EXACT and salt is None:
+            return self._root_plain
+        model = self._model if how is How.EXACT else f"{self._model}\0bytes"
+        return self._chains.hasher.root(model, salt=salt)
