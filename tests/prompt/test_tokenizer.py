@@ -117,7 +117,7 @@ FETCHED = os.environ.get("WARMROUTE_TOKENIZERS", "")
     ("name", "bos", "prefix", "ids"),
     [
         ("llama3_1", "<|begin_of_text|>", [128000], [128006, 882, 128007, 271, 6151, 128009]),
-        ("deepseek_v3", "<｜begin▁of▁sentence｜>", [], [128803, 5303]),  # noqa: RUF001  # DeepSeek's own bars
+        ("deepseek_v3", "<｜begin▁of▁sentence｜>", [], [0, 128803, 6366, 128804]),  # noqa: RUF001  # DeepSeek's own bars
     ],
 )
 def test_the_tokenizers_of_llama_and_deepseek_load_and_render(name, bos, prefix, ids):
