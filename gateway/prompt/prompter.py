@@ -43,7 +43,7 @@ class PromptLimits:
     Attributes:
         cache: bytes of all cached texts, ids and their JSON together.
         inline_body: a body of more bytes is rendered in a thread.
-        inline_items: so is one with more messages, parts, calls and tools together (about 10 us each to render).
+        inline_items: so is one with more messages, parts, calls and tools together (3 us each to render with Qwen3's template).
         inline_new: more new text than this is encoded in a thread (the worst text takes 0.4 us a byte).
         text: a single piece of more bytes than this is not encoded at all: its ids become a list under the lock, which
             takes up to 20 ns a byte.

@@ -7,8 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.prompt.anthropic import AnthropicTraits, read_messages
-from gateway.prompt.chat import ChatRequest, JsonMemory, RendererOptions, UnrenderableError, conversation, read_chat
+from gateway.prompt.chat import ChatRequest, JsonMemory, RendererOptions, UnrenderableError, read_chat
 from gateway.prompt.completion import CompletionRequest, read_completion
+from gateway.prompt.conversation import conversation
 from gateway.prompt.responses import read_responses
 from gateway.prompt.tokenizer import PromptTokenizer
 
@@ -22,8 +23,8 @@ INVOCATIONS: Final = "/invocations"
 PATHS: Final = frozenset({CHAT, COMPLETIONS, MESSAGES, COUNT_TOKENS, RESPONSES, INVOCATIONS})
 """The paths whose bodies have a prompt that the worker's prefix cache sees."""
 
-MAX_TRIES: Final = 20_000
-"""Places where a special token might begin that are looked at without asking for patience (0.3 us each at worst)."""
+MAX_TRIES: Final = 100_000
+"""Places where a special token might begin that are looked at without asking for patience (0.05 us each at worst)."""
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -1,10 +1,11 @@
 import json
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.prompt.approximate import BYTES_PER_TOKEN, pseudo_tokens
-from gateway.prompt.lru import ByteLru
+from gateway.prompt.lru import ENTRY_OVERHEAD, ByteLru
 from gateway.prompt.prompt import How, approximate
 
 LIMIT = 1 << 20
@@ -74,13 +75,13 @@ def test_nesting_without_end_ends():
     assert len(pseudo_tokens({"messages": [deep]}, LIMIT)) > 0
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 500)), max_size=60), st.integers(200, 2000))
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 500)), max_size=60), st.integers(500, 4000))
 def test_a_byte_lru_keeps_the_latest_that_fit(steps, budget):
     lru = ByteLru(budget)
     model = {}
     for key, size in steps:
         lru.put(key, size, size)
-        cost = size + 160 + 1
+        cost = size + ENTRY_OVERHEAD + sys.getsizeof(key)
         if cost <= budget:
             model.pop(key, None)
             model[key] = (size, cost)

@@ -1,7 +1,8 @@
 import pytest
 
-from gateway.prompt.chat import JsonMemory, RendererOptions, UnrenderableError, conversation, read_chat
+from gateway.prompt.chat import JsonMemory, RendererOptions, UnrenderableError, read_chat
 from gateway.prompt.completion import read_completion
+from gateway.prompt.conversation import conversation
 
 USER = {"role": "user", "content": "q"}
 

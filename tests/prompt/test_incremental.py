@@ -53,7 +53,7 @@ def test_each_turn_of_a_growing_conversation_has_the_ids_of_the_whole_text(qwen3
 
 
 @SLOW_START
-@given(st.lists(CONVERSATION, min_size=2, max_size=4), st.integers(300, 3000))
+@given(st.lists(CONVERSATION, min_size=2, max_size=4), st.integers(1000, 8000))
 def test_a_cache_that_forgets_changes_no_ids(qwen3, conversations, budget):
     prompter = Prompter(qwen3, limits=PromptLimits(cache=budget))
     for messages in [*conversations, *conversations]:
