@@ -404,9 +404,55 @@ async def start() -> AsyncIterator[Start]:
         bench.obeys_conservation()
 
 
+class BlackHole:
+    """A worker that passes its first health check and then accepts nothing: with its backlog full, the kernel drops each SYN."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+        self._listener.setblocking(False)
+        self._fillers: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    async def passes_a_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):  # health, model cards
+            sock, _ = await loop.sock_accept(self._listener)
+            with sock:
+                await loop.sock_recv(sock, 10_000)
+                await loop.sock_sendall(sock, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+
+    def falls_silent(self) -> None:
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(self._listener.getsockname())
+            self._fillers.append(filler)
+
+    def close(self) -> None:
+        for sock in (self._listener, *self._fillers):
+            sock.close()
+
+
+@pytest.fixture
+def black_hole() -> Any:
+    """`await black_hole(start, url, ...)`: a bench of one worker that accepts no connection any more, and those at the urls."""
+    hole = BlackHole()
+
+    async def begin(start: Start, *urls: str, **sections: Any) -> Bench:
+        workers = [{"url": url, "driver": "vllm"} for url in (hole.url, *urls)]
+        bench, _ = await asyncio.gather(
+            start(workers=0, model={"workers": workers}, health={"interval": 60}, **sections), hole.passes_a_check()
+        )
+        hole.falls_silent()
+        return bench
+
+    yield begin
+    hole.close()
+
+
 @pytest.fixture
 def http() -> Any:
     """The words of transcripts."""
     return SimpleNamespace(
-        answer=answer, chunk=chunk, post=post, SSE_HEAD=SSE_HEAD, CHAT=CHAT, ScriptedWorker=ScriptedWorker
+        answer=answer, chunk=chunk, post=post, SSE_HEAD=SSE_HEAD, CHAT=CHAT, ScriptedWorker=ScriptedWorker, until=until
     )

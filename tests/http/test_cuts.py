@@ -22,6 +22,7 @@ class Transport:
     def __init__(self):
         self.written = b""
         self.aborted = False
+        self.reading = True
 
     def write(self, data):
         self.written += data
@@ -36,9 +37,10 @@ class Transport:
         self.aborted = True
 
     def pause_reading(self):
-        pass
+        self.reading = False
 
-    resume_reading = pause_reading
+    def resume_reading(self):
+        self.reading = True
 
 
 class Client:
@@ -70,9 +72,8 @@ class Relay:
         self.connection = UpstreamConnection(None, lambda connection: None)
         self.connection.connection_made(self.upstream)
 
-    def answered(self, reads, *, http10=False, eof=False):
-        """What the client gets when the worker's bytes come as `reads`: its bytes, and the exchange."""
-        client = Client()
+    def exchange(self, client, *, http10=False):
+        """A request that has been sent."""
         exchange = Exchange(
             client,
             self.pool,
@@ -86,6 +87,12 @@ class Relay:
         )
         exchange.prepare(self.connection, b"", b"")
         exchange.start()
+        return exchange
+
+    def answered(self, reads, *, http10=False, eof=False):
+        """What the client gets when the worker's bytes come as `reads`: its bytes, and the exchange."""
+        client = Client()
+        exchange = self.exchange(client, http10=http10)
         for read in reads:
             self.connection.data_received(read)
         if eof:
@@ -231,3 +238,15 @@ def test_no_bytes_of_a_worker_break_the_gateway_or_a_clients_framing(loop, junk,
         assert written == b""
     if found and b"transfer-encoding: chunked" in head and (failure is None or exchange.stream):
         dechunked(body)
+
+
+def test_a_connection_goes_back_to_the_pool_readable_though_its_client_was_behind(loop):
+    relay = Relay(loop)
+    client = Client()
+    exchange = relay.exchange(client)
+    # The first write fills the client's buffer; the rest of the answer is in the same read.
+    client.transport.write = lambda data: exchange.pause()
+    relay.connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    assert exchange.paused
+    assert relay.pool.released == 1
+    assert relay.upstream.reading

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 
 import orjson
 import pytest
@@ -70,49 +69,8 @@ async def test_when_no_worker_can_be_reached_the_answer_is_503_at_once(start, ht
             assert response.json["error"]["code"] in {"upstream_connect", "no_healthy_worker"}
 
 
-class BlackHole:
-    """A worker that passes its first health check and then accepts nothing: with its backlog full, the kernel drops each SYN."""
-
-    def __init__(self):
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=0)
-        self._listener.setblocking(False)
-        self._fillers = []
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    async def passes_a_check(self):
-        loop = asyncio.get_running_loop()
-        for _ in range(2):  # health, model cards
-            sock, _ = await loop.sock_accept(self._listener)
-            with sock:
-                await loop.sock_recv(sock, 10_000)
-                await loop.sock_sendall(sock, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-
-    def falls_silent(self):
-        for _ in range(4):
-            filler = socket.socket()
-            filler.setblocking(False)
-            filler.connect_ex(self._listener.getsockname())
-            self._fillers.append(filler)
-
-    def close(self):
-        for sock in (self._listener, *self._fillers):
-            sock.close()
-
-
-@pytest.fixture
-def black_hole():
-    hole = BlackHole()
-    yield hole
-    hole.close()
-
-
 async def test_a_syn_that_nobody_answers_is_given_up_and_retried(start, http, black_hole, worker):
-    model = model_of(black_hole.url, worker.url)
-    bench, _ = await asyncio.gather(
-        start(workers=0, policy="roundrobin", model=model, health={"interval": 60}, timeouts={"connect": 0.3}),
-        black_hole.passes_a_check(),
-    )
-    black_hole.falls_silent()
+    bench = await black_hole(start, worker.url, policy="roundrobin", timeouts={"connect": 0.3})
     clients = [await bench.client() for _ in range(4)]
     began = asyncio.get_running_loop().time()
     async with worker.answering(http.answer()):
@@ -124,11 +82,7 @@ async def test_a_syn_that_nobody_answers_is_given_up_and_retried(start, http, bl
 
 
 async def test_when_nobody_else_is_left_a_connect_timeout_is_a_504(start, http, black_hole):
-    bench, _ = await asyncio.gather(
-        start(workers=0, model=model_of(black_hole.url), health={"interval": 60}, timeouts={"connect": 0.2}),
-        black_hole.passes_a_check(),
-    )
-    black_hole.falls_silent()
+    bench = await black_hole(start, timeouts={"connect": 0.2})
     client = await bench.client()
     await client.sends(http.post())
     response = await client.receives()
