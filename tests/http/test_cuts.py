@@ -243,9 +243,9 @@ def test_no_bytes_of_a_worker_break_the_gateway_or_a_clients_framing(loop, junk,
 def test_a_connection_goes_back_to_the_pool_readable_though_its_client_was_behind(loop):
     relay = Relay(loop)
     client = Client()
-    exchange = relay.exchange(client)
     # The first write fills the client's buffer; the rest of the answer is in the same read.
     client.transport.write = lambda data: exchange.pause()
+    exchange = relay.exchange(client)
     relay.connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
     assert exchange.paused
     assert relay.pool.released == 1
