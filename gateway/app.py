@@ -164,8 +164,10 @@ class Gateway:
             await self._watcher.stop()
         if self._listener is not None:
             self._listener.close()
-        # Idle connections have nothing to lose; busy ones are closed by their answer's `Connection: close`.
+        # Idle connections have nothing to lose; busy ones are closed by their answer, which says so where its head is still to come.
         self._server.close_idle()
+        for exchange in self._sweeper.exchanges:
+            exchange.keep_alive &= exchange.started
         if not await self._until_idle(grace):
             self.proxy.stopping = True
             for exchange in list(self._sweeper.exchanges):

@@ -323,7 +323,7 @@ class Proxy:
             journey.outcome = Outcome.COMPLETED
         if journey.status >= 400:
             journey.error_type = str(journey.status)
-        return KEEP if journey.request.keep_alive else CLOSE
+        return KEEP if journey.request.keep_alive and not self.draining else CLOSE
 
     def _failed(self, journey: Journey, error: GatewayError) -> Answered:
         """Answer with `error`, unless a part of the worker's answer has gone out: then the relay has said what there is to say."""
