@@ -25,7 +25,7 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 REPLAY_SECONDS = 5.0
 """How long a replay may be silent."""
 MAX_REPLAYS = 3
-"""Replays in a row for one gap (the next gap may open while a replay runs)."""
+"""Replays in a row that bring nothing new, before what is missing counts as lost."""
 MAX_FINGERPRINTS = 20_000
 """Batches that a replay brought and whose live copies may still come."""
 
@@ -164,6 +164,7 @@ class Sequencer:
         if len(self._fingerprints) >= MAX_FINGERPRINTS:
             del self._fingerprints[next(iter(self._fingerprints))]
         self._fingerprints[seq] = fingerprint
+        self._replays = 0
         actions.append(self._apply(message))
         return actions
 

@@ -35,13 +35,13 @@ def truth(index, recording):
     expected = predictions(index, exchanges)
     assert sum(len(each) for each in expected) > 10
     index.remove("w")
-    return messages, exchanges, expected
+    return lambda: (messages, exchanges, expected)  # hypothesis prints fixtures, and these are long
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 9)), st.booleans(), st.integers(0, 10))
 def test_whatever_was_lost_comes_back_by_replay_in_either_reply_form(index, truth, lost, with_topic, joined):
-    messages, exchanges, expected = truth
+    messages, exchanges, expected = truth()
     follower = Follower(index.follow("w", MODEL), can_replay=True)
 
     def answer(start):

@@ -97,6 +97,16 @@ def test_a_second_gap_while_a_replay_runs_is_filled_too(stream):
     assert stream.replayed(END, 0.0) == applied(8)
 
 
+def test_however_many_gaps_there_are_each_is_filled(stream):
+    for seq in range(6, 40, 2):
+        assert stream.live(message(seq), 0.0) == [AskReplay(seq - 2)]
+        stream.replayed(message(seq - 2), 0.0)
+        assert stream.replayed(message(seq - 1), 0.0) == applied(seq - 1)
+        assert stream.replayed(message(seq), 0.0) == applied(seq)
+        assert stream.replayed(END, 0.0) == []
+    assert stream.losses == 0
+
+
 def test_a_replay_that_begins_too_late_makes_us_forget(stream):
     stream.live(message(9), 0.0)
     assert stream.replayed(message(8), 0.0) == [Forget("lost"), *applied(8)]
