@@ -5,13 +5,21 @@ better. Its docstring says in which unit: seconds, or a share in [0, 1]. A *pick
 costs. Each works on the whole list at once: one call per step and request, not one per candidate.
 
 A third-party policy is a class with one of these methods and a constructor that takes the YAML `parameters` as keywords.
+One that reads candidates' matches has a class attribute ``needs_match = True``: without, the caller need not look them up.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
+
+Knowledge = Literal["none", "history", "events"]
+"""What a policy wants candidates' matches to come from.
+
+``none``: it does not read them, and prompts need no tokenizing for it. ``history``: what the gateway itself has sent where.
+``events``: the workers' own KV events, and history for workers that send none.
+"""
 
 
 class CapabilitiesView(Protocol):

@@ -6,7 +6,7 @@ from math import isfinite
 from random import Random
 from typing import Final
 
-from policies.base import Candidate, Decision, Filter, Observer, Picker, RouteRequest, Scorer
+from policies.base import Candidate, Decision, Filter, Knowledge, Observer, Picker, RouteRequest, Scorer
 
 FAULT_LENGTH: Final = 300
 """Characters kept of a fault's text: an exception's message may be as long as the request that caused it."""
@@ -25,6 +25,7 @@ class Pipeline:
 
     Attributes:
         name: as configured.
+        knowledge: of the caches, what its candidates' matches should come from (see `policies.base.Knowledge`).
         faults: how often a step misbehaved.
         last_fault: which step and how, the last time; empty if none ever did.
     """
@@ -37,6 +38,7 @@ class Pipeline:
         "_scorer",
         "_scorers",
         "faults",
+        "knowledge",
         "last_fault",
         "name",
     )
@@ -48,8 +50,14 @@ class Pipeline:
         scorers: Sequence[tuple[Scorer, float]],
         picker: Picker,
         rng: Random | None = None,
+        *,
+        history_only: bool = False,
     ) -> None:
-        """Scorers of weight 0 are left out; without any, all candidates cost the same. `rng` breaks ties after a fault."""
+        """Scorers of weight 0 are left out; without any, all candidates cost the same. `rng` breaks ties after a fault.
+
+        A step that reads matches says so by an attribute `needs_match` that is true. With `history_only` they come from the
+        gateway's own history even where workers send events.
+        """
         self.name = name
         self.faults = 0
         self.last_fault = ""
@@ -59,6 +67,9 @@ class Pipeline:
         self._scorer = self._scorers[0][0] if len(self._scorers) == 1 and self._scorers[0][1] == 1 else None
         self._picker = picker.pick
         steps: list[object] = [*filters, *(scorer for scorer, _ in scorers), picker]
+        asked: list[object] = [*filters, *(scorer for scorer, weight in scorers if weight != 0), picker]
+        needs_match = any(getattr(step, "needs_match", False) for step in asked)
+        self.knowledge: Knowledge = ("history" if history_only else "events") if needs_match else "none"
         self._observers = tuple(step.observe for step in steps if isinstance(step, Observer))
 
     def __repr__(self) -> str:

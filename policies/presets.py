@@ -1,10 +1,11 @@
 """Whole policies by name: the ones that users of other routers know, written in the same steps as one's own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from policies.keys import SESSION_COOKIE, SESSION_FIELDS, SESSION_HEADER
+from policies.scorers.prefill_cost import ASSUMED_SLOTS, CONGESTION_PRICE, OCCUPANCY
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +19,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a preset stands for; a section of the configuration is the same thing in YAML."""
+    """What a preset stands for; a section of the configuration is the same thing in YAML.
+
+    With `history_only`, matches come from the gateway's own history alone, whatever the workers' events say.
+    """
 
     filters: Sequence[Step] = (Step("healthy"), Step("untried"))
     scorers: Sequence[Step]
     picker: Step = Step("lowest-cost")
+    history_only: bool = False
 
 
 def round_robin() -> Recipe:
@@ -62,3 +67,35 @@ def chwbl(*, prefix_length: int = 256, load_factor: float = 1.25) -> Recipe:
     """Prompts that begin alike to one worker, while its load stays within the bound; those without text by load."""
     parameters = {"prefix_length": prefix_length, "load_factor": load_factor}
     return Recipe(scorers=(Step("prefix-hash", parameters=parameters),))
+
+
+def kv_aware(
+    *,
+    congestion_price: float = CONGESTION_PRICE,
+    occupancy: float = OCCUPANCY,
+    assumed_slots: int = ASSUMED_SLOTS,
+) -> Recipe:
+    """Where computing the rest of the prompt costs least, by the workers' KV events; what has no known prompt by load."""
+    parameters = {
+        "congestion_price": congestion_price,
+        "occupancy": occupancy,
+        "assumed_slots": assumed_slots,
+        "without_prompt": "load",
+    }
+    return Recipe(scorers=(Step("prefill-cost", parameters=parameters),))
+
+
+def prefix_aware(
+    *,
+    congestion_price: float = CONGESTION_PRICE,
+    occupancy: float = OCCUPANCY,
+    assumed_slots: int = ASSUMED_SLOTS,
+) -> Recipe:
+    """The rule of `kv_aware`, by what the gateway itself has sent where: for workers that send no events."""
+    known = kv_aware(congestion_price=congestion_price, occupancy=occupancy, assumed_slots=assumed_slots)
+    return replace(known, history_only=True)
+
+
+def lmetric() -> Recipe:
+    """The least product of tokens to compute and requests in flight; what has no known prompt by load."""
+    return Recipe(scorers=(Step("lmetric", parameters={"without_prompt": "load"}),))

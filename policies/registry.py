@@ -18,9 +18,14 @@ from policies.pickers.power_of_two import PowerOfTwo
 from policies.pipeline import Pipeline
 from policies.presets import Recipe
 from policies.scorers.in_flight import InFlight
+from policies.scorers.in_flight_tokens import InFlightTokens
+from policies.scorers.lmetric import LMetric
+from policies.scorers.prefill_cost import PrefillCost
 from policies.scorers.prefix_hash import PrefixHash
+from policies.scorers.prefix_match import PrefixMatch
 from policies.scorers.round_robin import RoundRobin
 from policies.scorers.session import Session
+from policies.scorers.uncached_tokens import UncachedTokens
 from policies.scorers.uniform import Uniform
 
 __all__ = ["Kind", "PolicyError", "PolicySection", "Registry", "StepSection"]
@@ -92,10 +97,15 @@ class Registry:
         registry.register("filter", "model", Model)
         registry.register("filter", "untried", Untried)
         registry.register("scorer", "in-flight", InFlight)
+        registry.register("scorer", "in-flight-tokens", InFlightTokens)
+        registry.register("scorer", "lmetric", LMetric)
+        registry.register("scorer", "prefill-cost", PrefillCost)
         registry.register("scorer", "prefix-hash", PrefixHash)
+        registry.register("scorer", "prefix-match", PrefixMatch)
         registry.register("scorer", "random", Uniform)
         registry.register("scorer", "round-robin", RoundRobin)
         registry.register("scorer", "session", Session)
+        registry.register("scorer", "uncached-tokens", UncachedTokens)
         registry.register("picker", "lowest-cost", LowestCost)
         registry.register("picker", "power-of-two", PowerOfTwo)
         registry.register_preset("roundrobin", presets.round_robin)
@@ -103,6 +113,9 @@ class Registry:
         registry.register_preset("p2c", presets.p2c)
         registry.register_preset("session", presets.session)
         registry.register_preset("chwbl", presets.chwbl)
+        registry.register_preset("prefixaware", presets.prefix_aware)
+        registry.register_preset("kvaware", presets.kv_aware)
+        registry.register_preset("lmetric", presets.lmetric)
         return registry
 
     def register(self, kind: Kind, name: str, factory: Callable[..., Any]) -> None:
@@ -168,7 +181,9 @@ class Registry:
     def _from_recipe(self, name: str, recipe: Recipe, where: Where, rng: Random) -> Pipeline:
         """A preset's policy. What its steps refuse are the preset's parameters, so that is where errors point."""
         try:
-            return self._assemble(name, recipe.filters, recipe.scorers, recipe.picker, (), rng)
+            return self._assemble(
+                name, recipe.filters, recipe.scorers, recipe.picker, (), rng, history_only=recipe.history_only
+            )
         except PolicyError as error:
             raise PolicyError(error.message, where) from error
 
@@ -187,6 +202,8 @@ class Registry:
         picker: StepSection,
         where: Where,
         rng: Random,
+        *,
+        history_only: bool = False,
     ) -> Pipeline:
         return Pipeline(
             name,
@@ -197,6 +214,7 @@ class Registry:
             ],
             self._step("picker", picker, (*where, "picker"), rng),
             rng,
+            history_only=history_only,
         )
 
     def _step(self, kind: Kind, step: StepSection, where: Where, rng: Random) -> Any:

@@ -15,7 +15,7 @@ from policies.presets import Step as RecipeStep
 from policies.registry import Registry
 
 REQUEST = RouteRequest(model="m")
-PRESETS = ["chwbl", "leastload", "p2c", "roundrobin", "session"]
+PRESETS = ["chwbl", "kvaware", "leastload", "lmetric", "p2c", "prefixaware", "roundrobin", "session"]
 
 
 class Constant:
@@ -88,7 +88,18 @@ def test_every_built_in_name_is_there():
     registry = Registry.default()
     assert registry.presets() == PRESETS
     assert registry.types("filter") == ["healthy", "model", "untried"]
-    assert registry.types("scorer") == ["in-flight", "prefix-hash", "random", "round-robin", "session"]
+    assert registry.types("scorer") == [
+        "in-flight",
+        "in-flight-tokens",
+        "lmetric",
+        "prefill-cost",
+        "prefix-hash",
+        "prefix-match",
+        "random",
+        "round-robin",
+        "session",
+        "uncached-tokens",
+    ]
     assert registry.types("picker") == ["lowest-cost", "power-of-two"]
 
 

@@ -1,0 +1,102 @@
+"""What a prefill costs: its request, and all that come behind it."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import ClassVar, Final, Literal
+
+from policies.base import Candidate, RouteRequest
+from policies.uncached import requests_by_weight, uncached_tokens
+
+CONGESTION_PRICE: Final = 4.0
+"""From 2 to 8 hits and times differ by a few percent on Mooncake's traces; at 0, thrashing caches lose a third of their hits."""
+
+OCCUPANCY: Final = 1.0
+"""Of 0, 0.5, 1, 1.5 and 2, the one that is near the best for four slots at 60 to 120 % load, and for one hot prefix."""
+
+ASSUMED_SLOTS: Final = 12
+"""Small, for too few slots cost next to nothing and too many let requests wait: four taken for 32 doubled the mean wait."""
+
+
+class PrefillCost:
+    """Cost: prompt tokens to be computed before and for this request, and what its own do to others. Unit: tokens.
+
+    For worker i, with u = tokens of this prompt that it does not hold and P = those of the whole prompt::
+
+        cost_i = pending_tokens_i / weight_i + u_i · (1 + congestion)
+               + P · (occupancy · in_flight_i / (slots_i · weight_i) + full_i)
+
+        congestion = congestion_price · share of the workers that have a prefill pending
+        full_i = 1 if i has as many requests as slots while another worker has fewer, else 0
+
+    The first two terms are the predicted time to first token in units of 1 / (prefill rate), which cancels when workers are
+    alike, with the request's own share of it priced above its duration: whoever comes behind it on that worker waits for it
+    as well. On an idle fleet nobody does, and the rule is greedy; on a busy one, what is cached somewhere is worth a
+    longer wait. In our study of 2026-12-01 the price followed the mean queue in seconds; a share of busy workers
+    needs no rate, is bounded, and did as well on the same traces (docs/policies.md).
+
+    The last line is the decode load: with as many requests as slots a worker costs `occupancy` whole prompts more than an
+    empty one, and one more when a request would wait there for a slot that it finds elsewhere. It keeps one hot prefix from
+    burying its worker: there every request adds few tokens and fills a slot. Once all workers are full the caches count again.
+
+    The unit cancels: twice the tokens everywhere means the same order. More of the prompt held never makes a candidate
+    worse, more pending tokens never better. When the length of the prompt is not known there is no cost to tell.
+    """
+
+    __slots__ = ("_assumed_slots", "_by_load", "_occupancy", "_price")
+    needs_match: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        congestion_price: float = CONGESTION_PRICE,
+        occupancy: float = OCCUPANCY,
+        assumed_slots: int = ASSUMED_SLOTS,
+        without_prompt: Literal["nothing", "load"] = "nothing",
+    ) -> None:
+        """`assumed_slots` stand for those of a worker whose capabilities do not say; it is never taken for full.
+
+        A prompt of unknown length costs the same everywhere, or, with `without_prompt` ``load``, as `in-flight` says.
+
+        Raises:
+            ValueError: `congestion_price` or `occupancy` is negative or not finite, or `assumed_slots` is below 1.
+        """
+        if not (isfinite(congestion_price) and congestion_price >= 0):
+            raise ValueError("congestion_price must be a finite number, at least 0")
+        if not (isfinite(occupancy) and occupancy >= 0):
+            raise ValueError("occupancy must be a finite number, at least 0")
+        if assumed_slots < 1:
+            raise ValueError("assumed_slots must be at least 1")
+        self._price = congestion_price
+        self._occupancy = occupancy
+        self._assumed_slots = assumed_slots
+        self._by_load = without_prompt == "load"
+
+    def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """The tokens for each."""
+        prompt = request.prompt_tokens
+        if prompt <= 0:
+            return requests_by_weight(candidates) if self._by_load else [0.0] * len(candidates)
+        per_request = self._occupancy * prompt
+        assumed = self._assumed_slots
+        busy = 0
+        full: list[int] = []
+        loads: list[float] = []
+        for candidate in candidates:
+            worker = candidate.worker
+            load: float = worker.pending_tokens
+            if in_flight := worker.in_flight:
+                busy += worker.pending > 0
+                slots = worker.capabilities.slots
+                if slots is not None and in_flight >= slots:
+                    full.append(len(loads))
+                load += per_request * in_flight / (slots or assumed)
+                if worker.weight != 1:
+                    load /= worker.weight
+            loads.append(load)
+        if len(full) < len(loads):
+            for index in full:
+                loads[index] += prompt
+        price = 1 + self._price * busy / len(candidates)
+        return [
+            load + uncached * price for load, uncached in zip(loads, uncached_tokens(request, candidates), strict=True)
+        ]
