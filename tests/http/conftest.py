@@ -454,5 +454,12 @@ def black_hole() -> Any:
 def http() -> Any:
     """The words of transcripts."""
     return SimpleNamespace(
-        answer=answer, chunk=chunk, post=post, SSE_HEAD=SSE_HEAD, CHAT=CHAT, ScriptedWorker=ScriptedWorker, until=until
+        answer=answer,
+        chunk=chunk,
+        post=post,
+        SSE_HEAD=SSE_HEAD,
+        CHAT=CHAT,
+        ScriptedWorker=ScriptedWorker,
+        Peer=Peer,
+        until=until,
     )
