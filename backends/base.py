@@ -4,8 +4,10 @@ A driver holds no state about a worker and opens nothing itself: it names paths,
 worker can do. The control plane (`gateway.fleet.health`) makes the calls.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from backends.kv_events import CacheFacts, EventSource
 
 
 class Driver(Protocol):
@@ -35,3 +37,22 @@ class Driver(Protocol):
 
     def parse_model_cards(self, payload: Any) -> list[Mapping[str, Any]]:
         """The cards in an answer to `models_path`, in OpenAI's shape; an empty list when it makes no sense."""
+
+    @property
+    def sources_path(self) -> str | None:
+        """Where such a worker tells on which sockets it publishes KV events; None when it has no way to tell."""
+
+    def parse_sources(self, payload: Any, host: str) -> Sequence[EventSource]:
+        """The sockets named in an answer to `sources_path`; empty when it publishes nothing.
+
+        Args:
+            payload: the answer's JSON, whatever it is.
+            host: the worker's host, in place of wildcards.
+        """
+
+    @property
+    def facts_path(self) -> str | None:
+        """Where such a worker tells how large its KV cache is; None when it has no way to tell."""
+
+    def parse_facts(self, body: bytes) -> CacheFacts:
+        """What an answer to `facts_path` says; nothing known when it makes no sense."""

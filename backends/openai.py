@@ -1,7 +1,9 @@
 """Anything that speaks OpenAI's API: a hosted endpoint, another gateway, a server that has no driver of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from backends.kv_events import CacheFacts, EventSource
 
 
 class OpenAIDriver:
@@ -15,6 +17,8 @@ class OpenAIDriver:
     health_path = "/v1/models"
     models_path = "/v1/models"
     start_up = 600.0
+    sources_path: str | None = None
+    facts_path: str | None = None
 
     def is_healthy(self, status: int, body: bytes) -> bool:  # noqa: ARG002 - the Protocol's signature
         """Exactly 200: a redirect, an empty 204 or a 401 say that requests would fail as well."""
@@ -30,3 +34,11 @@ class OpenAIDriver:
         if not isinstance(data, list):
             return []
         return [card for card in data if isinstance(card, dict) and isinstance(card.get("id"), str) and card["id"]]
+
+    def parse_sources(self, payload: Any, host: str) -> Sequence[EventSource]:  # noqa: ARG002 - as above
+        """None: OpenAI's API knows no KV events."""
+        return ()
+
+    def parse_facts(self, body: bytes) -> CacheFacts:  # noqa: ARG002 - as above
+        """Nothing: OpenAI's API does not speak of caches."""
+        return CacheFacts()

@@ -1,6 +1,15 @@
 """vLLM's own API server, on any accelerator."""
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from backends.kv_events import MAX_SOURCES, CacheFacts, EventSource, facts, reachable
 from backends.openai import OpenAIDriver
+
+_CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
+_STARTED = re.compile(rb"^process_start_time_seconds ([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)$", re.MULTILINE)
 
 
 class VLLMDriver(OpenAIDriver):
@@ -8,8 +17,55 @@ class VLLMDriver(OpenAIDriver):
 
     The socket opens only when the model is loaded, so a starting worker refuses connections. `start_up` is three times
     vLLM's own `VLLM_ENGINE_READY_TIMEOUT_S` default (600 s): weights from a slow disk and graph capture come on top.
+
+    `/kv_event_sources` is younger than KV events are: older ones answer 404, and their endpoint has to be configured.
     """
 
     name = "vllm"
     health_path = "/health"
     start_up = 1800.0
+    sources_path = "/kv_event_sources"
+    facts_path = "/metrics"
+
+    def parse_sources(self, payload: Any, host: str) -> Sequence[EventSource]:
+        """The answer maps data-parallel ranks to their publishers' settings, ports already shifted by rank."""
+        if not isinstance(payload, dict):
+            return ()
+        sources = []
+        for rank, each in list(payload.items())[:MAX_SOURCES]:
+            if not (isinstance(each, dict) and rank.isdecimal() and len(rank) < 6):
+                continue
+            endpoint = reachable(each.get("endpoint"), host)
+            if endpoint is None or each.get("publisher") != "zmq" or each.get("enable_kv_cache_events") is False:
+                continue
+            topic = each.get("topic")
+            sources.append(
+                EventSource(
+                    endpoint=endpoint,
+                    replay_endpoint=reachable(each.get("replay_endpoint"), host),
+                    topic=topic if isinstance(topic, str) else "",
+                    rank=int(rank),
+                )
+            )
+        return sources
+
+    def parse_facts(self, body: bytes) -> CacheFacts:
+        """The labels of `vllm:cache_config_info`; of several ranks the smallest cache."""
+        rows = [dict(_LABEL.findall(found.decode("utf-8", "replace"))) for found in _CACHE_CONFIG.findall(body)]
+        if not rows:
+            return CacheFacts()
+        blocks = [count for row in rows if (count := _count(row.get("num_gpu_blocks")))]
+        caching = {row.get("enable_prefix_caching") for row in rows}
+        started = _STARTED.search(body)
+        return facts(
+            self.facts_path,
+            block_size=_count(rows[0].get("block_size")),
+            blocks=min(blocks) if blocks else None,
+            prefix_caching=True if "True" in caching else False if "False" in caching else None,
+            started=float(started[1]) if started else None,
+        )
+
+
+def _count(text: str | None) -> int | None:
+    """A positive whole number, or None."""
+    return int(text) if text and text.isdecimal() and 0 < len(text) < 16 and int(text) else None

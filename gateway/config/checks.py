@@ -17,6 +17,7 @@ from gateway.config.units import format_duration
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.%A-Za-z0-9]+\]")
+_ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})|ipc://\S+")
 _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*"})  # noqa: S104 - compared with, not bound to
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 _MIN_HEADER = 1024
@@ -140,6 +141,26 @@ class Checker:
             if isinstance(key, str) and not _FIELD_VALUE.fullmatch(key):
                 self.complain((*where, "api_key"), _bad_field_value(key, "key"))
             self._check_capabilities(_mapping(worker, "capabilities"), (*where, "capabilities"))
+            for key in ("kv_events", "lmcache_events"):
+                self._check_sockets(_mapping(worker, key), (*where, key))
+
+    def _check_sockets(self, section: dict[str, Any], where: Where) -> None:
+        """Addresses that ZMQ can connect to."""
+        for key in ("endpoint", "replay_endpoint"):
+            address = section.get(key)
+            if not isinstance(address, str):
+                continue
+            found = _ZMQ.fullmatch(address)
+            if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):
+                self.complain(
+                    (*where, key),
+                    f'expected an address to connect to, such as tcp://10.0.0.7:5557, got "{clip(address)}"',
+                )
+            elif found["host"] in _WILDCARDS:
+                self.complain(
+                    (*where, key),
+                    f"{clip(address)} is what a worker binds; write the host under which it can be reached from here",
+                )
 
     def _check_identity(
         self,

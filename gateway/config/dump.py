@@ -57,7 +57,11 @@ def _plain(value: Any, kind: inspect.Type, *, secrets: bool) -> Any:
             text = format_duration(value) if kind.extra_json_schema.get("unit") == "seconds" else format_size(value)
             return text if text[-1].isalpha() else value
         case inspect.UnionType():
-            option = next(t for t in kind.types if not isinstance(t, inspect.NoneType))
+            options = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+            option = next(
+                (each for each in options if isinstance(each, inspect.StructType) == isinstance(value, msgspec.Struct)),
+                options[0],
+            )
             return None if value is None else _plain(value, option, secrets=secrets)
         case inspect.StructType():
             hidden: frozenset[str] = frozenset() if secrets else getattr(kind.cls, "secrets", frozenset())

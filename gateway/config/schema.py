@@ -156,6 +156,26 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """Names of the LoRA adapters that it has loaded."""
 
 
+class EventSocket(Struct, frozen=True, kw_only=True):
+    """Where KV events are published, if that can't be found out or is to be different."""
+
+    endpoint: Name
+    """ZMQ address of the PUB socket as seen from here, such as `tcp://10.0.0.7:5557`."""
+    replay_endpoint: Name | None = None
+    """ZMQ address of the socket that repeats what was missed; without it a gap or a restart forgets everything."""
+    topic: Name | None = None
+    """What to subscribe to, if not everything that is published there."""
+
+
+class TierTimes(Struct, frozen=True, kw_only=True):
+    """For memories whose removals a worker never reports: after this long without news its blocks there are forgotten."""
+
+    l1: Seconds | None = None
+    """Of the worker's CPU memory; LMCache's connector of before its multiprocess server needs it."""
+    l2: Seconds | None = None
+    """Of shared memory: disk, Redis, tiered storage."""
+
+
 class Worker(Struct, frozen=True, kw_only=True):
     """One inference server process behind one URL."""
 
@@ -173,6 +193,12 @@ class Worker(Struct, frozen=True, kw_only=True):
     """What this worker calls the model, if not by the fleet's name."""
     capabilities: Capabilities = Capabilities()
     """What it can do, as far as that is known better than it can be discovered."""
+    kv_events: Literal["auto", "off"] | EventSocket = "auto"
+    """How to learn what is in its cache: ask it where it publishes (auto), from this socket, or not at all (off)."""
+    lmcache_events: EventSocket | None = None
+    """The socket of the LMCache server that it uses, if that publishes events of its own (`--kv-events-endpoint`)."""
+    forget_after: TierTimes = TierTimes()
+    """For memories whose removals it never reports: when to forget what is there."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -289,6 +315,13 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     """Log lines."""
 
 
+class Prefix(Struct, frozen=True, kw_only=True):
+    """What is kept about which worker holds which prefix."""
+
+    budget: Annotated[int, msgspec.Meta(ge=1024 * 1024, extra_json_schema={"unit": "bytes"})] = 256 * 1024 * 1024
+    """Memory for each block size in use; beyond it the blocks used least lately are forgotten. Not reloadable."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -312,6 +345,8 @@ class Config(Struct, frozen=True, kw_only=True):
     """What one client may make the gateway hold."""
     headers: Headers = Headers()
     """What is added to answers."""
+    prefix: Prefix = Prefix()
+    """What is kept about which worker holds which prefix."""
     telemetry: Telemetry = Telemetry()
     """Traces and logs."""
     grace: Seconds = 30.0

@@ -67,9 +67,7 @@ class Walker:
         if isinstance(kind, inspect.UnionType):
             if _is_null(node):
                 return None
-            return self._walk(
-                node, next(t for t in kind.types if not isinstance(t, inspect.NoneType)), where, secret=secret
-            )
+            return self._walk(node, _option(kind, mapping=isinstance(node, Mapping)), where, secret=secret)
         match kind:
             case inspect.StructType():
                 return self._struct(node, kind, where)
@@ -249,7 +247,8 @@ def describe(kind: inspect.Type, unit: str = "") -> str:
         case inspect.Metadata():
             return describe(kind.type, (kind.extra_json_schema or {}).get("unit", ""))
         case inspect.UnionType():
-            return describe(next(t for t in kind.types if not isinstance(t, inspect.NoneType)))
+            options = [describe(option) for option in kind.types if not isinstance(option, inspect.NoneType)]
+            return ", or ".join(sorted(options, key=_is_mapping_text))
         case inspect.StructType():
             return "a mapping"
         case inspect.VarTupleType():
@@ -285,6 +284,18 @@ def _describe_number(kind: inspect.IntType | inspect.FloatType, unit: str) -> st
     if low is not None and high is not None:
         return f"{noun} from {low:g} to {high:g}"
     return f"{noun} of at least {low:g}" if low is not None else noun
+
+
+def _is_mapping_text(text: str) -> bool:
+    """A mapping is named last."""
+    return text == "a mapping"
+
+
+def _option(kind: inspect.UnionType, *, mapping: bool) -> inspect.Type:
+    """Of the types that a key may have besides nothing: the section if a `mapping` was written, else the scalar."""
+    options = [option for option in kind.types if not isinstance(option, inspect.NoneType)]
+    fitting = [option for option in options if isinstance(option, inspect.StructType) is mapping]
+    return (fitting or options)[0]
 
 
 def _plural(kind: inspect.Type) -> str:

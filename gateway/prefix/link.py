@@ -8,7 +8,7 @@ from after it, and thus from which process.
 """
 
 import asyncio
-import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,7 +98,7 @@ class Link:
             frames = _receive(self._monitor)
             if frames is None:
                 break
-            event = int.from_bytes(frames[0][:2], "little" if struct.pack("=H", 1)[0] else "big")
+            event = int.from_bytes(frames[0][:2], sys.byteorder)
             if event & _DOWN:
                 return False
             if event & _UP:
