@@ -1,7 +1,7 @@
 """How well it is known what a worker holds, as a record for telemetry and in sentences for people."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 STATUSES: Mapping[str, str] = MappingProxyType(
@@ -64,14 +64,14 @@ class FeedStatus:
     last_seq: int | None = None
     events_per_second: float = 0.0
     lag: float | None = None
-    counters: Mapping[str, int] = MappingProxyType({})
-    problems: Mapping[str, int] = MappingProxyType({})
+    counters: Mapping[str, int] = field(default_factory=dict)
+    problems: Mapping[str, int] = field(default_factory=dict)
     orphans: int = 0
     block_size: int | None = None
     block_size_origin: str = ""
     announced_block_size: int | None = None
     distrusted_block_size: int | None = None
-    blocks: Mapping[str, int] = MappingProxyType({})
+    blocks: Mapping[str, int] = field(default_factory=dict)
     capacity: int | None = None
     capacity_origin: str = ""
     silent: bool = False
