@@ -40,8 +40,9 @@ def _chunk(data: bytes) -> bytes:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, tokens: int, interval: float) -> None:
+    def __init__(self, tokens: int, interval: float, delay: float) -> None:
         self._tokens = tokens
+        self._delay = delay
         self._interval = interval
         self._parser = httptools.HttpRequestParser(self)
         self._left = 0
@@ -68,18 +69,27 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         url = self._url
         if url.startswith((b"/v1/chat", b"/v1/completions", b"/generate")):
-            if b'"stream":true' in self._body[-1] or b'"stream":true' in b"".join(self._body):
-                self._left = self._tokens
-                self._transport.write(_STREAM)
-                self._next()
+            stream = b'"stream":true' in self._body[-1] or b'"stream":true' in b"".join(self._body)
+            if self._delay:
+                asyncio.get_running_loop().call_later(self._delay, self._begin, stream)
             else:
-                self._transport.write(_answer(_ANSWER))
+                self._begin(stream)
         elif url.startswith(b"/v1/models"):
             self._transport.write(_answer(_MODELS))
         elif b"info" in url:
             self._transport.write(_answer(_INFO))
         else:
             self._transport.write(_answer(b"{}"))
+
+    def _begin(self, stream: bool) -> None:
+        if self._transport.is_closing():
+            return
+        if stream:
+            self._left = self._tokens
+            self._transport.write(_STREAM)
+            self._next()
+        else:
+            self._transport.write(_answer(_ANSWER))
 
     def _next(self) -> None:
         loop = asyncio.get_running_loop()
@@ -100,7 +110,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for port in arguments.ports:
         await loop.create_server(
-            lambda: _Connection(arguments.tokens, arguments.interval), "127.0.0.1", port, backlog=4096
+            lambda: _Connection(arguments.tokens, arguments.interval, arguments.delay), "127.0.0.1", port, backlog=4096
         )
     await asyncio.Event().wait()
 
@@ -113,6 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--interval", type=float, default=0.0, help="seconds between them (default: as fast as it goes)"
     )
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before an answer begins (default: none)")
     uvloop.run(_serve(parser.parse_args()))
 
 
