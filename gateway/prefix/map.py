@@ -42,6 +42,9 @@ DEADLINE_BYTES = 200
 MAX_TRANSITIONS = 65_536
 """Cached steps from one holder set to another; more are forgotten and found again."""
 
+_UNSEEN = HolderSet(0, 0)
+"""Stands for a set that is not known and equals no block's."""
+
 
 @dataclass(slots=True)
 class MapCounters:
@@ -286,7 +289,7 @@ class PrefixMap:
                 seen &= mask
                 if seen != mask:
                     break
-            at_high = None if not seen else at_low
+            at_high = _UNSEEN if seen else None
             middle = (low + high) >> 1
         return Matches(self.block_size, steps, self._holders)
 

@@ -147,7 +147,7 @@ class Sequencer:
         if not message.payload:
             return self._replay_ended(now)
         seq = message.seq
-        self._brought = True
+        first, self._brought = not self._brought, True
         if seq < self._last:
             self.duplicates += 1
             return []
@@ -158,7 +158,8 @@ class Sequencer:
             self.duplicates += 1
             return []
         actions: list[Action] = []
-        if seq > self._last + 1 and self._last >= 0:
+        # A beginning behind the last applied batch leaves it open whether that is of the same process.
+        if self._last >= 0 and (first or seq > self._last + 1):
             self.losses += 1
             actions.append(Forget("lost"))
         if len(self._fingerprints) >= MAX_FINGERPRINTS:

@@ -4,7 +4,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prefix.holders import Tier
@@ -214,3 +214,25 @@ def test_the_memory_that_is_counted_is_no_less_than_the_memory_that_is_taken():
         tracemalloc.stop()
     assert prefix_map.sets >= 250
     assert taken <= prefix_map.bytes + 64 * 3000  # the holders themselves are not counted
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from([1, 3, 8, 40]), st.sampled_from([1, 2, 5, 17, 64, 200]))
+def test_bisection_finds_every_workers_run_where_holdings_begin_at_the_beginning(seed, workers, length):
+    rng = random.Random(seed)
+    prefix_map = PrefixMap(1)
+    held = {prefix_map.join(f"w{number}"): set() for number in range(workers)}
+    prompts = [[rng.getrandbits(40) for _ in range(length)]]
+    for _ in range(4):
+        shared = rng.choice(prompts)[: rng.randrange(length + 1)]
+        prompts.append([*shared, *(rng.getrandbits(40) for _ in range(length - len(shared)))])
+    for holder, blocks in held.items():
+        for _ in range(rng.randrange(4)):
+            part = rng.choice(prompts)[: rng.randrange(length + 1)]
+            prefix_map.store(holder, part)
+            blocks |= set(part)
+    for prompt in prompts:
+        matches = prefix_map.match(prompt)
+        for holder, blocks in held.items():
+            run = next((depth for depth, block in enumerate(prompt) if block not in blocks), length)
+            assert matches.of(holder).device == run

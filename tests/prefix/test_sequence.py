@@ -90,6 +90,7 @@ def test_a_gap_is_filled_in_order(stream):
 def test_a_second_gap_while_a_replay_runs_is_filled_too(stream):
     stream.live(message(6), 0.0)
     stream.live(message(8), 0.0)
+    assert stream.replayed(message(4), 0.0) == []
     assert stream.replayed(message(5), 0.0) == applied(5)
     assert stream.replayed(END, 0.0) == [*applied(6), AskReplay(6)]
     assert stream.replayed(message(6), 0.0) == []
@@ -112,6 +113,12 @@ def test_a_replay_that_begins_too_late_makes_us_forget(stream):
     assert stream.replayed(message(8), 0.0) == [Forget("lost"), *applied(8)]
     assert stream.replayed(END, 0.0) == applied(9)
     assert stream.losses == 1
+
+
+def test_a_replay_that_cannot_show_the_last_batch_again_may_be_of_another_process(stream):
+    stream.disconnect()
+    assert stream.connect(0.0) == [AskReplay(4)]
+    assert stream.replayed(message(5, process=1), 0.0) == [Forget("lost"), *applied(5, process=1)]
 
 
 def test_a_gap_without_a_replay_socket_makes_us_forget(without_replay):
