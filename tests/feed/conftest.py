@@ -27,6 +27,7 @@ class NoPolicy:
     """These tests choose the worker themselves."""
 
     name = "none"
+    knowledge = "events"
 
     def decide(self, request, candidates):
         raise NotImplementedError
