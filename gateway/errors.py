@@ -6,6 +6,11 @@ One place (`gateway.http.errors`) turns an exception into bytes. The body has Op
 """
 
 import enum
+import errno
+from typing import Final
+
+OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Reasons of this process's own for which a connection can't be made: they say nothing about the worker."""
 
 
 class Source(enum.Enum):

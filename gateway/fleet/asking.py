@@ -1,4 +1,4 @@
-"""One question of the control plane to a worker: a small GET with a deadline, and in words why it failed."""
+"""One question of the control plane to a worker: a small GET (or POST) with a deadline, and in words why it failed."""
 
 import asyncio
 import socket
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from gateway.errors import OUT_OF_RESOURCES
 from gateway.fleet.worker import Worker
 
 MAX_ANSWER = 1024 * 1024
@@ -23,7 +24,8 @@ _HEADERS: Mapping[str, str] = {"accept": "*/*", "user-agent": "warmroute-health"
 class Answer:
     """What came back: `status` and `body`, or an `error` in words.
 
-    `timed_out`: the worker had not answered at the deadline. `our_fault`: the deadline means nothing, see `LATE`.
+    `timed_out`: the worker had not answered at the deadline. `our_fault`: the deadline means nothing, see `LATE`, or this process has run out of
+    descriptors.
     """
 
     status: int = 0
@@ -45,7 +47,15 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def ask(session: aiohttp.ClientSession, worker: Worker, path: str, seconds: float) -> Answer:
+async def ask(
+    session: aiohttp.ClientSession,
+    worker: Worker,
+    path: str,
+    seconds: float,
+    *,
+    json: bytes | None = None,
+    most: int = MAX_ANSWER,
+) -> Answer:
     """GET `path` of `worker` with our key for it. Never raises but for cancellation; redirects are not followed.
 
     Args:
@@ -53,15 +63,20 @@ async def ask(session: aiohttp.ClientSession, worker: Worker, path: str, seconds
         worker: whom to ask.
         path: starts with a slash; comes after the path of the worker's URL.
         seconds: for everything, from the connection to the last byte.
+        json: POST this instead.
+        most: bytes read of the answer.
     """
+    method, kind = ("GET", {}) if json is None else ("POST", {"content-type": "application/json"})
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
         async with (
             asyncio.timeout(seconds),
-            session.get(
+            session.request(
+                method,
                 worker.url + path,
-                headers={**_HEADERS, **worker.request_headers()},
+                data=json,
+                headers={**_HEADERS, **kind, **worker.request_headers()},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None),
             ) as response,
@@ -69,15 +84,17 @@ async def ask(session: aiohttp.ClientSession, worker: Worker, path: str, seconds
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
-                if len(body) > MAX_ANSWER:
+                if len(body) > most:
                     response.close()
-                    return Answer(error=f"GET {path} answered more than {MAX_ANSWER} bytes")
+                    return Answer(error=f"{method} {path} answered more than {most} bytes")
             return Answer(response.status, bytes(body))
     except TimeoutError:
         late = clock() - started > seconds + LATE
-        return Answer(error=f"GET {path} not answered within {seconds:g} s", timed_out=True, our_fault=late)
+        return Answer(error=f"{method} {path} not answered within {seconds:g} s", timed_out=True, our_fault=late)
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return Answer(error=f"GET {path}: {_in_words(error)}")
+        cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+        exhausted = isinstance(cause, OSError) and cause.errno in OUT_OF_RESOURCES
+        return Answer(error=f"{method} {path}: {_in_words(error)}", our_fault=exhausted)
 
 
 def _in_words(error: Exception) -> str:

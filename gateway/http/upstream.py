@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from gateway.errors import GatewayError, Retry, Source
+from gateway.errors import OUT_OF_RESOURCES, GatewayError, Retry, Source
 from gateway.http.chunks import whole_chunks
 
 if TYPE_CHECKING:
@@ -361,7 +361,8 @@ class UpstreamPool:
         """A new connection to `worker`.
 
         Raises:
-            GatewayError: it could not be made within `timeout` seconds (0: no limit); another worker may be tried.
+            GatewayError: it could not be made within `timeout` seconds (0: no limit); another worker may be tried, unless it is this
+                process that has run out of descriptors or ports.
         """
         try:
             async with asyncio.timeout(timeout or None):
@@ -376,6 +377,15 @@ class UpstreamPool:
                 "The worker did not accept a connection in time.", status=504, error_type="upstream_connect_timeout"
             ) from None
         except (OSError, ssl.SSLError) as error:
+            if error.errno in OUT_OF_RESOURCES:
+                raise GatewayError(
+                    503,
+                    "gateway_exhausted",
+                    "The gateway has no room for another connection.",
+                    source=Source.GATEWAY,
+                    code="gateway_exhausted",
+                    retry_after=1,
+                ) from error
             raise _unreachable("The worker can't be reached.") from error
         if connection.transport is not None:  # else it is lost already, and `_closed` was called
             self._connections.add(connection)

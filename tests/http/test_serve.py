@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -61,6 +63,15 @@ class Served:
             line.split(" ")[0].removeprefix(name): float(line.split(" ")[1]) for line in lines if line.startswith(name)
         }
 
+    async def first_free_descriptor(self):
+        """The lowest number that is not taken for good: a limit there leaves no room at all."""
+        seen = []
+        for _ in range(3):
+            seen.append(descriptors(self.process.pid))
+            await asyncio.sleep(0.03)  # a health check in between would look like a descriptor that stays
+        lasting = set.intersection(*seen)
+        return next(number for number in range(len(lasting) + 1) if number not in lasting)
+
     def write(self, config):
         self.path.write_bytes(orjson.dumps(config))
 
@@ -114,6 +125,10 @@ def config_of(*workers, **sections):
         "models": [{"name": "m", "workers": urls}],
         "health": {"interval": 0.2},
     } | sections
+
+
+def descriptors(pid):
+    return {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
 
 
 async def client_of(http, served):
@@ -278,3 +293,42 @@ async def test_a_reload_changes_the_level_and_form_of_the_log_lines(serve, worke
     served.process.terminate()
     assert await served.ends() == 0
     assert b"stopped" in await served.process.stderr.read()
+
+
+async def test_running_out_of_descriptors_ejects_no_worker_and_ends_with_the_shortage(http, serve, worker):
+    served = await (await (await serve(config_of(worker))).serving()).is_ready()
+    limit = resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)
+    crowd = [await client_of(http, served) for _ in range(5)]
+    used = await served.first_free_descriptor()
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (used, limit[1]))
+    for client in crowd:
+        await client.sends(http.post())
+        response = await client.receives()
+        assert (response.status, response.get("retry-after")) == (503, "1")
+        assert response.json["error"]["code"] == "gateway_exhausted"
+    await asyncio.sleep(1)  # five health checks, none of which could be made
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, limit)
+    samples = await served.counts("warmroute_worker_state")
+    assert samples[f'{{model="m",state="ready",worker="127.0.0.1:{worker.port}"}}'] == 1
+    async with worker.answering(http.answer()):
+        for client in (*crowd, await client_of(http, served)):
+            await client.sends(http.post())
+            assert (await client.receives()).status == 200
+            await client.closes()
+
+
+async def test_after_a_crowd_beyond_the_descriptors_clients_are_served_again(http, serve, worker):
+    served = await (await (await serve(config_of(worker))).serving()).is_ready()
+    limit = resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE)
+    used = await served.first_free_descriptor()
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (used + 5, limit[1]))
+    crowd = [await client_of(http, served) for _ in range(30)]
+    await asyncio.sleep(0.3)  # libuv accepts what it has no descriptor for with one kept in reserve, and closes it
+    resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, limit)
+    for client in crowd:
+        client.writer.transport.abort()
+    client = await client_of(http, served)
+    async with worker.answering(http.answer()), asyncio.timeout(5):
+        await client.sends(http.post())
+        assert (await client.receives()).status == 200
+    await client.closes()
