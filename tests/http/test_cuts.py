@@ -51,6 +51,13 @@ class Client:
         self.writing_paused = False
 
 
+class Lease:
+    """Is told of the first byte."""
+
+    def first_byte(self):
+        pass
+
+
 class Pool:
     """Counts the connections that come back."""
 
@@ -84,6 +91,7 @@ class Relay:
             keep_alive=True,
             retry_statuses=(),
             pass_on=bool,
+            lease=Lease(),
         )
         exchange.prepare(self.connection, b"", b"")
         exchange.start()

@@ -74,7 +74,7 @@ async def test_a_worker_that_a_reload_removes_finishes_what_it_has(start, http):
         await peer.sends(http.SSE_HEAD)
     removed, stays = bench.workers
     worker = bench.fleet_worker(removed)
-    bench.gateway._reconfigure(config_of(stays))
+    await bench.gateway._reconfigure(config_of(stays))
     assert worker.state.value == "gone"
     assert worker.in_flight == 1
     for peer in begun.values():
@@ -110,7 +110,7 @@ async def test_requests_never_notice_reloads(start, http):
         while not asking.done():
             turn += 1
             workers = ((one, two), (one,), (one, two), (two, one))[turn % 4]
-            bench.gateway._reconfigure(config_of(*workers, limits={"keep_alive": 60 + turn % 2}))
+            await bench.gateway._reconfigure(config_of(*workers, limits={"keep_alive": 60 + turn % 2}))
             await asyncio.sleep(0.01)
         await asking
     await bench.settles()
@@ -123,7 +123,7 @@ async def test_a_configuration_that_cannot_be_built_changes_nothing(start, http)
     before = bench.gateway.proxy.fleets
     broken = config_of(bench.worker, telemetry={"traces": {"exporter": "file", "file": "/nowhere/at/all/spans.jsonl"}})
     try:
-        bench.gateway._reconfigure(broken)
+        await bench.gateway._reconfigure(broken)
         raise AssertionError("a file in a folder that is not there was opened")
     except OSError:
         pass

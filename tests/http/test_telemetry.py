@@ -147,7 +147,7 @@ async def test_a_request_that_outlives_its_exporters_configuration_still_reaches
     config = orjson.dumps(
         {"models": [{"name": "m", "workers": [{"url": bench.worker.url, "driver": "vllm"}]}]}
     ).decode()
-    bench.gateway._reconfigure(loads(config))
+    await bench.gateway._reconfigure(loads(config))
     assert bench.gateway._tracing is None
     await asyncio.sleep(0.3)
     assert old.open == 2
