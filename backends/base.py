@@ -5,9 +5,13 @@ worker can do. The control plane (`gateway.fleet.health`) makes the calls.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from backends.kv_events import CacheFacts, EventSource
+from backends.token_ids import TokenQuestion
+
+if TYPE_CHECKING:
+    from array import array
 
 
 class Driver(Protocol):
@@ -56,3 +60,20 @@ class Driver(Protocol):
 
     def parse_facts(self, body: bytes) -> CacheFacts:
         """What an answer to `facts_path` says; nothing known when it makes no sense."""
+
+    def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:
+        """What to ask for the ids that such a worker makes of a request, the most faithful first; none when it can't tell.
+
+        Nothing is generated for these. An answer is right, or the worker's own paths disagree: the caller leaves out
+        requests that hold more than text.
+
+        Args:
+            path: of the request.
+            body: its JSON, with the worker's own name for the model.
+        """
+
+    def generation_question(self, path: str, body: Mapping[str, Any]) -> TokenQuestion | None:
+        """The request itself, with one token to generate, so that the answer names the ids it was made from; None: it can't."""
+
+    def parse_tokens(self, payload: Any) -> "list[array[int]] | None":
+        """The ids of each prompt (uint32) in an answer to one of those questions; None when it makes no sense."""

@@ -1,9 +1,13 @@
 """Anything that speaks OpenAI's API: a hosted endpoint, another gateway, a server that has no driver of its own."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backends.kv_events import CacheFacts, EventSource
+from backends.token_ids import TokenQuestion, token_ids
+
+if TYPE_CHECKING:
+    from array import array
 
 
 class OpenAIDriver:
@@ -42,3 +46,15 @@ class OpenAIDriver:
     def parse_facts(self, body: bytes) -> CacheFacts:  # noqa: ARG002 - as above
         """Nothing: OpenAI's API does not speak of caches."""
         return CacheFacts()
+
+    def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:  # noqa: ARG002 - as above
+        """None: OpenAI's API does not name token ids."""
+        return ()
+
+    def generation_question(self, path: str, body: Mapping[str, Any]) -> TokenQuestion | None:  # noqa: ARG002 - as above
+        """None: as above, and a hosted endpoint asks money for what it generates."""
+        return None
+
+    def parse_tokens(self, payload: Any) -> "list[array[int]] | None":
+        """Any shape that is known; see `backends.token_ids`."""
+        return token_ids(payload)

@@ -1,12 +1,13 @@
 """SGLang's server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from backends.kv_events import MAX_SOURCES, CacheFacts, EventSource, facts, reachable, tcp
 from backends.openai import OpenAIDriver
+from backends.token_ids import COMPLETIONS, TokenQuestion, picked, texts
 
 
 class SGLangDriver(OpenAIDriver):
@@ -67,6 +68,12 @@ class SGLangDriver(OpenAIDriver):
             blocks=tokens // block_size if tokens and block_size else None,
             prefix_caching=not disabled if isinstance(disabled, bool) else None,
         )
+
+    def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:
+        """`/v1/tokenize` takes texts, one or several; of chats SGLang tells nothing."""
+        if path != COMPLETIONS or texts(body) is None or body.get("add_special_tokens") is not None:
+            return ()
+        return (TokenQuestion("/v1/tokenize", picked(body, ("model", "prompt"))),)
 
 
 def _count(value: Any) -> int | None:

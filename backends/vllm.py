@@ -1,14 +1,29 @@
 """vLLM's own API server, on any accelerator."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.kv_events import MAX_SOURCES, CacheFacts, EventSource, facts, reachable
 from backends.openai import OpenAIDriver
+from backends.token_ids import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, TokenQuestion, picked, texts
 
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
+_CHAT_FIELDS = (
+    "model",
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template_kwargs",
+    "tools",
+)
+"""What `/tokenize` reads of a chat request."""
+_IGNORED = ("documents", "reasoning_effort", "truncate_prompt_tokens", "chat_template")
+"""What changes a prompt and `/tokenize` does not read, or (the template) may be refused in a way of its own."""
+_STATEFUL = ("previous_response_id", "conversation", "prompt")
+"""What makes a response depend on what the worker keeps."""
 _STARTED = re.compile(rb"^process_start_time_seconds ([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)$", re.MULTILINE)
 
 
@@ -64,6 +79,37 @@ class VLLMDriver(OpenAIDriver):
             prefix_caching=True if "True" in caching else False if "False" in caching else None,
             started=float(started[1]) if started else None,
         )
+
+    def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:
+        """`/render` since 2026 and only with ``--enable-scale-out``, and `/tokenize` on all versions.
+
+        `/render` does what the request itself would have done. `/tokenize` does less: fields that it does not read make it
+        no answer, and for gpt-oss it uses the Jinja template where requests go through harmony; parity checks see that.
+        """
+        if path == CHAT:
+            render = TokenQuestion(f"{CHAT}/render", body)
+            hides = bool(body.get("tools")) and body.get("tool_choice") == "none"  # a flag of the worker decides
+            if hides or any(body.get(name) is not None for name in _IGNORED):
+                return (render,)
+            return (render, TokenQuestion("/tokenize", picked(body, _CHAT_FIELDS)))
+        if path == COMPLETIONS:
+            render = TokenQuestion(f"{COMPLETIONS}/render", body)
+            prompts = texts(body)
+            if prompts is None or len(prompts) != 1 or body.get("truncate_prompt_tokens") is not None:
+                return (render,)
+            plain = {**picked(body, ("model", "add_special_tokens")), "prompt": prompts[0]}
+            return (render, TokenQuestion("/tokenize", plain))
+        if path in (MESSAGES, COUNT_TOKENS):
+            return (TokenQuestion(f"{MESSAGES}/render", {**body, "max_tokens": 1}),)
+        if path == RESPONSES and not any(body.get(name) is not None for name in _STATEFUL):
+            return (TokenQuestion(f"{RESPONSES}/render", body),)
+        return ()
+
+    def generation_question(self, path: str, body: Mapping[str, Any]) -> TokenQuestion | None:
+        """With `return_token_ids`, which older versions ignore: then the answer names none."""
+        if path not in (CHAT, COMPLETIONS):
+            return None
+        return TokenQuestion(path, {**body, "max_tokens": 1, "stream": False, "return_token_ids": True})
 
 
 def _count(text: str | None) -> int | None:
