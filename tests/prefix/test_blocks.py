@@ -2,7 +2,7 @@ import itertools
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prompt.blocks import ChainState, Hasher, pack, worker_salt
@@ -12,6 +12,7 @@ HASHER = Hasher(seed=1)
 ROOT = HASHER.root("m")
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(1, 40), st.lists(st.integers(0, 200), max_size=8))
 def test_a_chain_made_in_pieces_is_the_chain_of_the_whole_wherever_it_is_cut(tokens, block_size, cuts):
     bounds = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
@@ -24,6 +25,7 @@ def test_a_chain_made_in_pieces_is_the_chain_of_the_whole_wherever_it_is_cut(tok
     assert state.parent == (hashes[-1] if hashes else ROOT)
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(1, 40))
 def test_ids_may_come_as_list_array_or_bytes(tokens, block_size):
     chain = HASHER.chain(ROOT, tokens, block_size)
@@ -33,6 +35,7 @@ def test_ids_may_come_as_list_array_or_bytes(tokens, block_size):
     assert all(0 <= each < 2**56 for each in chain.hashes)
 
 
+@settings(deadline=None)
 @given(TOKENS.filter(bool), st.integers(1, 8), st.data())
 def test_a_changed_token_changes_its_block_and_all_after_it_and_none_before(tokens, block_size, data):
     place = data.draw(st.integers(0, len(tokens) - 1))
@@ -83,6 +86,7 @@ def test_a_branch_is_another_parent():
     assert len({ROOT, HASHER.branch(ROOT, b"x"), HASHER.branch(ROOT, b"y")}) == 3
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(), st.text(min_size=1), st.text(min_size=1))
 def test_two_tenants_never_get_the_same_salt(salt_1, salt_2, tenant_1, tenant_2):
     same = worker_salt(tenant_1, salt_1) == worker_salt(tenant_2, salt_2)

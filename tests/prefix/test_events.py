@@ -197,7 +197,7 @@ def test_a_batch_that_is_too_large_is_not_even_read(monkeypatch):
     assert decode(b"\x00" * 11).problems == {"too_large": 1}
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_the_decoder_raise(payload):
     decode(payload)
@@ -215,7 +215,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"]), st.lists(VALUES, max_size=14), st.booleans()
 )
@@ -239,7 +239,7 @@ def test_nothing_that_the_decoder_lets_through_makes_a_mirror_raise(items):
     assert mirror.counters.stored >= 2 or mirror.block_size != 16
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_no_flipped_byte_makes_the_decoder_raise(place, value):
     payload = bytearray(msgpack.encode([1.5, [MAP, [*ARRAY, None, "GPU"], ["BlockRemoved", [b"x" * 32], "CPU"]], 0]))

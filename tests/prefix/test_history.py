@@ -1,6 +1,6 @@
 from collections import OrderedDict
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prefix.history import History
@@ -54,6 +54,7 @@ def test_a_restart_is_forgotten_and_a_worker_that_left_leaves_nothing():
     assert prefix_map.match(chain(1, 5)).held() == {"w": Match(device=16, source="history")}
 
 
+@settings(deadline=None)
 @given(st.integers(1, 30), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=40))
 def test_it_is_an_lru_of_blocks(capacity, prompts):
     prefix_map = PrefixMap(1)

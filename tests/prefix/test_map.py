@@ -132,6 +132,7 @@ def test_a_slot_is_used_again_only_after_every_trace_of_its_last_holder_was_swep
     assert prefix_map.match(chain(1)).held() == {"other": Match(device=160, source="event")}
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(0, 40)), st.integers(1, 41))
 def test_with_gaps_on_the_device_a_match_reaches_at_least_the_gap_and_at_most_the_last_held_block(held, count):
     prefix_map = PrefixMap(1)
@@ -153,6 +154,7 @@ def test_with_gaps_on_the_device_a_match_reaches_at_least_the_gap_and_at_most_th
     assert tokens == next((block for block in prompt if block not in held), count) or 0 not in held
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_the_budget_is_never_exceeded(data):
     budget = data.draw(st.integers(40_000, 400_000))
