@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import HttpRequestParser
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError, _ErrInfo
 
 from gateway.errors import GatewayError
@@ -310,7 +311,13 @@ class GatewayServer(web.Server):
         keep_alive: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`on_refused` hears of errors that never became a request; `keep_alive` in seconds."""
+        """`on_refused` hears of errors that never became a request; `keep_alive` in seconds.
+
+        Raises:
+            RuntimeError: aiohttp was installed without its C parser. The other one takes other requests, and has a history of it.
+        """
+        if HttpRequestParser.__module__ != "aiohttp._http_parser":
+            raise RuntimeError("aiohttp has no C parser here (AIOHTTP_NO_EXTENSIONS, or a build without compiler).")
         super().__init__(cast("Any", handler), handler_cancellation=True, loop=loop)
         self.handler = handler
         self._options: dict[str, Any] = {

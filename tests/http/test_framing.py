@@ -8,6 +8,8 @@ import asyncio
 
 import pytest
 
+from gateway.http.server import GatewayServer
+
 BODY = b'{"model":"m"}'
 LENGTH = b"Content-Length: 13\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -432,3 +434,14 @@ async def test_a_client_that_half_closes_has_left(start, http):
     assert await worker.sees_end() == b""
     await bench.settles()
     assert bench.outcomes == {"client_gone": 1}
+
+
+async def test_a_server_whose_aiohttp_has_no_c_parser_does_not_start(monkeypatch):
+    """The Python parser takes other requests: all of the above would have to be proven again."""
+    from aiohttp.http_parser import HttpRequestParserPy
+
+    monkeypatch.setattr("gateway.http.server.HttpRequestParser", HttpRequestParserPy)
+    with pytest.raises(RuntimeError, match="C parser"):
+        GatewayServer(
+            lambda _: None, on_refused=print, max_connections=1, keep_alive=1, loop=asyncio.get_running_loop()
+        )
