@@ -74,12 +74,15 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
 
 class Retries(Struct, frozen=True, kw_only=True):
-    """When a request may go to another worker. Never after a byte of an answer went to the client."""
+    """When a request may go to another worker. Never after a byte of an answer went to the client.
+
+    A connection from the pool that dies as the request is sent is replaced by a fresh one to the same worker; that is no attempt of its own.
+    """
 
     attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
     """Attempts in all, the first included."""
     budget: Share = 0.2
-    """Retries may be at most this share of the requests in flight ..."""
+    """Retries after an answer in `statuses` may be at most this share of the requests in flight ..."""
     budget_min: Count = 3
     """... or this many, whichever is more."""
     statuses: tuple[Literal[429, 500, 502, 503, 504], ...] = (502, 503)
