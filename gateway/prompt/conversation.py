@@ -43,7 +43,7 @@ _TEXT_PARTS = {
 }
 """Part type to the field that holds its text."""
 
-_BILLING_HEADER = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code's first system line; it changes in every request, so vLLM drops it."""
 
 
@@ -161,7 +161,7 @@ def _without_billing_header(parts: Iterable[Any]) -> list[Any]:
     for part in parts:
         is_text = isinstance(part, dict) and part.get("type") == "text"
         text = part.get("text") if is_text else part
-        if not isinstance(text, str) or not text.startswith(_BILLING_HEADER):
+        if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
             kept.append(part)
             continue
         rest = text.partition("\n")[2]

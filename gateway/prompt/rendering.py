@@ -1,4 +1,4 @@
-"""From a parsed body to the texts that its worker encodes, cut into pieces. No cache, no clock, no thread of its own."""
+"""From a parsed body to the texts that its worker encodes, cut into pieces. No clock, no thread of its own."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from gateway.prompt.chat import ChatRequest, JsonMemory, RendererOptions, Unrend
 from gateway.prompt.completion import CompletionRequest, read_completion
 from gateway.prompt.conversation import conversation
 from gateway.prompt.responses import read_responses
+from gateway.prompt.shapes import Key, Shapes, read_shape
 from gateway.prompt.tokenizer import PromptTokenizer
 
 CHAT: Final = "/v1/chat/completions"
@@ -53,9 +54,12 @@ class Renderer:
     Args:
         tokenizer: the model's; None makes every text unrenderable.
         options: how the workers were started.
+
+    Attributes:
+        shapes: what it knows of conversations of plain texts; None without a template for them.
     """
 
-    __slots__ = ("_options", "_tokenizer", "_traits")
+    __slots__ = ("_options", "_tokenizer", "_traits", "shapes")
 
     def __init__(self, tokenizer: PromptTokenizer | None, options: RendererOptions) -> None:
         self._tokenizer = tokenizer
@@ -66,6 +70,8 @@ class Renderer:
             if tokenizer and templates
             else AnthropicTraits(merge_systems=True, disabled_effort="low")
         )
+        default = tokenizer.templates.default if tokenizer else None
+        self.shapes = Shapes(default, tokenizer.splitter) if tokenizer and default else None
 
     def read(self, path: str, body: Mapping[str, Any], memory: JsonMemory) -> Request:
         """The part of a body that makes its prompt.
@@ -101,6 +107,20 @@ class Renderer:
         """
         if isinstance(request, CompletionRequest):
             return self._completion(request, patient=patient)
+        # Shapes belong to the loop; whoever is patient is in a thread, or wants to know what the template says.
+        seen = None if patient or self.shapes is None else read_shape(request)
+        rendered = self.shapes.render(*seen) if seen is not None and self.shapes is not None else None
+        if type(rendered) is list:
+            pieces: list[str] | None = rendered
+        else:
+            text = rendered if type(rendered) is str else self._render(request, memory, seen)
+            pieces = self._cut(text, patient=patient)
+        if pieces is None:
+            return None
+        return [Text(pieces, request.add_special_tokens, request.truncate, request.truncate_left)]
+
+    def _render(self, request: ChatRequest, memory: JsonMemory, seen: tuple[Key, list[str]] | None) -> str:
+        """What the template makes of a request, from which its shape can be learnt."""
         tokenizer = self._tokenizer
         assert tokenizer is not None
         template = tokenizer.templates.select(request.tools)
@@ -110,18 +130,18 @@ class Renderer:
             knows_developer=template.knows_developer,
             memory=memory,
         )
+        variables = {**tokenizer.special_tokens, **request.variables}
         text = template.render(
             messages,
             tools=request.tools,
             documents=request.documents,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            variables={**tokenizer.special_tokens, **request.variables},
+            variables=variables,
         )
-        pieces = self._cut(text, patient=patient)
-        if pieces is None:
-            return None
-        return [Text(pieces, request.add_special_tokens, request.truncate, request.truncate_left)]
+        if seen is not None and self.shapes is not None:
+            self.shapes.learn(*seen, text, messages, variables)
+        return text
 
     def _completion(self, request: CompletionRequest, *, patient: bool) -> list[Source] | None:
         sources: list[Source] = []

@@ -64,10 +64,11 @@ class Splitter:
         cuts: those of them before which a text may be cut.
     """
 
-    __slots__ = ("_cuts", "_first", "_longest", "_pattern")
+    __slots__ = ("_cuts", "_first", "_longest", "_pattern", "_tokens")
 
     def __init__(self, found: Iterable[str], cuts: Iterable[str]) -> None:
         tokens = sorted(set(found))
+        self._tokens = tuple(tokens)
         self._first = sorted({token[0] for token in tokens})
         self._pattern = re.compile(_alternatives(tokens))
         self._cuts = frozenset(cuts)
@@ -99,13 +100,36 @@ class Splitter:
 
     def head(self, text: str) -> tuple[str, str | None]:
         """The added token with which `text` begins (or nothing), and the rest; None for a rest that has others in it."""
-        match = self._pattern.search(text)
+        search = self._pattern.search
+        match = search(text)
         if match is None:
             return "", text
-        if match.start():
+        start, end = match.span()
+        if start:
             return "", None
-        rest = text[match.end() :]
-        return match.group(), rest if self._pattern.search(rest) is None else None
+        return match.group(), text[end:] if search(text, end) is None else None
+
+    def cuts_before(self, text: str) -> bool:
+        """Whether `text` begins with an added token before which it may be cut."""
+        match = self._pattern.match(text)
+        return match is not None and match.group() in self._cuts
+
+    def begins_in(self, text: str) -> bool:
+        """Whether an added token might begin somewhere in `text`, whatever follows it; True if in doubt."""
+        for first in self._first:  # noqa: SIM110  # a generator would cost more than the look itself
+            if first in text:
+                return True
+        return False
+
+    def reaches_over(self, text: str) -> bool:
+        """Whether an added token might begin in `text` and end after it, whatever follows it."""
+        last = len(text)
+        for start in range(max(0, last - self._longest + 1), last):
+            if text[start] in self._first:
+                rest = text[start:]
+                if any(len(token) > len(rest) and token.startswith(rest) for token in self._tokens):
+                    return True
+        return False
 
     def tries(self, text: str) -> int:
         """At how many places of `text` a token might begin: what `split` costs (counted at memory speed)."""

@@ -14,6 +14,7 @@ import jinja2.meta
 
 from gateway.prompt.content_format import ContentFormat, detect
 from gateway.prompt.sandbox import SandboxedEnvironment, bare_environment
+from gateway.prompt.tracing import Trace, Tracer
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -42,6 +43,7 @@ class ChatTemplate:
         "_environment",
         "_globals",
         "_template",
+        "_tracer",
         "content_format",
         "knows_developer",
         "reads_clock",
@@ -58,6 +60,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template does not compile: {error}") from error
         self._environment = environment
         self._globals = dict(self._template.globals)
+        self._tracer: Tracer | None = None
         self.source = source
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(bare_environment().parse(source)))
         self.content_format: ContentFormat = detect(tree)
@@ -95,13 +98,9 @@ class ChatTemplate:
         final = ""
         if continue_final_message:
             messages, final = self._open_final(messages)
-        values = {name: value for name, value in (variables or {}).items() if name in self.variables}
-        values |= {
-            "messages": messages,
-            "tools": tools,
-            "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        values = self._values(
+            variables, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt
+        ) | {"messages": messages}
         try:
             # What `render` does, without looking up each global in a chain of dicts for each context.
             context = self._environment.context_class(
@@ -111,6 +110,38 @@ class ChatTemplate:
         except Exception as error:  # templates may fail in any way on a client's messages
             raise TemplateError(f"the chat template refused the messages: {error}") from error
         return _cut_final(text, final) if continue_final_message else text
+
+    def trace(
+        self,
+        messages: Sequence[dict[str, Any]],
+        contents: Sequence[str],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Trace | None:
+        """What `render` would give for other `contents` of these messages, without tools and documents.
+
+        Returns:
+            None if the template does with them what cannot be followed.
+        """
+        if self._tracer is None:
+            self._tracer = Tracer(self.source)
+        return self._tracer.trace(
+            messages, contents, self._values(variables, add_generation_prompt=add_generation_prompt)
+        )
+
+    def _values(
+        self,
+        variables: Mapping[str, Any] | None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool,
+    ) -> dict[str, Any]:
+        """All that the template may read besides the messages."""
+        values = {name: value for name, value in (variables or {}).items() if name in self.variables}
+        values |= {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt}
+        return values
 
     def _open_final(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         """Messages whose last one ends in a tag at which the text will be cut, and the text before the tag."""
@@ -176,6 +207,11 @@ class ChatTemplates:
         if "default" in self._by_name:
             return self._by_name["default"]
         raise TemplateError("the model has no default chat template")
+
+    @property
+    def default(self) -> ChatTemplate | None:
+        """The template for requests without tools, if the model has one."""
+        return self._by_name.get("default")
 
     def all(self) -> list[ChatTemplate]:
         """Those that `select` may return."""
