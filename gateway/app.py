@@ -27,6 +27,8 @@ from gateway.http.server import GatewayServer
 from gateway.http.sweep import Sweeper, gateway_stopping
 from gateway.http.upstream import UpstreamPool
 from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
+from gateway.prefix.matching import Matching
+from gateway.prompt.tokenizer import TokenizerError
 from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
 from gateway.telemetry.logs import RequestLog
@@ -37,6 +39,7 @@ from policies.registry import Registry
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
+    from policies.base import Policy
 
 _log = structlog.get_logger(__name__)
 
@@ -79,12 +82,13 @@ class Gateway:
         self.config = config
         self._loop = loop
         self._registry = registry or Registry.default()
-        self._fleets = Fleets.from_config(config, lambda name: self._registry.build(name, config.policies))
+        self._fleets = Fleets.from_config(config, self._policy_builder(config))
         self._cards = ModelCards(self._fleets, created=int(time.time()))
         self._session = open_session()
         self._health = HealthMonitor(self._session, self._fleets, cards=self._cards)
         self._pool = UpstreamPool(idle=config.pool.idle, max_idle=config.pool.max_idle)
         self._sweeper = Sweeper(loop, self._pool, config.limits.header_read)
+        self._matching = Matching(config, self._session)
         self._monitor = LoopMonitor()
         self._tasks = TaskGroup("gateway")
         self._tracing = Tracing.from_config(config.telemetry)
@@ -128,18 +132,21 @@ class Gateway:
 
         Raises:
             OSError: an address is taken or not ours.
+            TokenizerError: a model's tokenizer can't be loaded.
         """
         self._monitor.start()
         try:
+            await self._load_matching(self.config, self._fleets)
             await self._admin.start()
             listen = self.config.listen
             self._listener = await self._loop.create_server(self._server, listen.host, listen.port, backlog=_BACKLOG)
-        except OSError:
+        except (OSError, TokenizerError):
             await self._close()
             raise
         self.port = self._listener.sockets[0].getsockname()[1]
         self._sweeper.start(self._server)
         self._health.start()
+        self._matching.start()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
         if self._watcher is not None:
             self._watcher.start()
@@ -190,6 +197,7 @@ class Gateway:
         self.proxy.stopping = True
         await self._server.shutdown(_FLUSH)
         await self._health.stop()
+        await self._matching.stop()
         self._sweeper.stop()
         self._pool.close()
         await self._admin.stop()
@@ -199,13 +207,22 @@ class Gateway:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.shutdown)
 
-    def _reconfigure(self, config: "Config") -> None:
+    def _policy_builder(self, config: "Config") -> "Callable[[str], Policy]":
+        return lambda name: self._registry.build(name, config.policies)
+
+    async def _load_matching(self, config: "Config", fleets: Fleets) -> None:
+        tokenizers = await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
+        self._matching.use(config, fleets, tokenizers)
+        self.proxy.matchers = self._matching.matchers
+
+    async def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
+        tokenizers = await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
         tracing = self._tracing
         if config.telemetry != self.config.telemetry:
             tracing = Tracing.from_config(config.telemetry)
         # The last part that may fail: from here on workers that are no longer wanted are gone.
-        fleets = self._fleets.updated(config, lambda name: self._registry.build(name, config.policies))
+        fleets = self._fleets.updated(config, self._policy_builder(config))
         before, self._tracing = self._tracing, tracing
         self._fleets = fleets
         self.config = config
@@ -215,8 +232,10 @@ class Gateway:
         self._server.max_connections = config.limits.connections
         self._server.set_keep_alive(config.limits.keep_alive)
         self._health.update(fleets)
+        self._matching.use(config, fleets, tokenizers)
         self._name_labels()
         self.proxy.reconfigure(config, fleets, tracing, RequestLog(config.telemetry.logs.requests))
+        self.proxy.matchers = self._matching.matchers
         if self._on_reload is not None:
             self._on_reload(config)
         if before is not None and before is not tracing:
@@ -245,7 +264,7 @@ class Gateway:
 
     def _admin_sources(self) -> AdminSources:
         def fleets() -> list[FleetStatus]:
-            return [fleet_status(fleet) for fleet in self._fleets]
+            return [fleet_status(fleet, self._matching.degraded(fleet.name)) for fleet in self._fleets]
 
         def reload() -> ReloadStatus:
             watcher = self._watcher

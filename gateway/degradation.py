@@ -1,7 +1,7 @@
 """What works less well than it should, in words: for `/readyz`, and for one log line instead of a thousand."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,9 +20,9 @@ LOOK_EVERY: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
-def fleet_status(fleet: "Fleet") -> FleetStatus:
-    """How a fleet does, for `/readyz`; that no worker is ready at all is said there."""
-    degraded = []
+def fleet_status(fleet: "Fleet", matching: Sequence[str] = ()) -> FleetStatus:
+    """How a fleet does, for `/readyz`; that no worker is ready at all is said there. `matching`: what is wrong with its matches."""
+    degraded = list(matching)
     total = len(fleet.workers)
     ejected = [worker.id for worker in fleet.workers if worker.state is WorkerState.EJECTED]
     if ejected:

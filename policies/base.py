@@ -187,3 +187,9 @@ class Policy(Protocol):
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
         """Choose. Synchronous, no I/O; the caller counts the load before it does anything else."""
+
+
+def knowledge_of(policy: Policy) -> Knowledge:
+    """What `policy` wants matches to come from; a policy of somebody else's that does not say so reads none."""
+    knowledge: Knowledge = getattr(policy, "knowledge", "none")
+    return knowledge

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from gateway.config.schema import Limits
     from gateway.fleet.fleet import Fleet
-    from gateway.fleet.worker import Worker
+    from gateway.fleet.worker import Lease, Worker
     from gateway.http.server import Request
+    from gateway.prefix.lookup import Lookup
     from gateway.telemetry.spans import ServerSpan
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -34,6 +35,9 @@ class Journey:
         model: the name the client used, or None.
         fleet: who serves it.
         worker: of the latest attempt.
+        lease: of the latest attempt's worker.
+        lookup: the prompt and who holds it, where the fleet's policy wants to know.
+        predicted: tokens of the prompt that the chosen worker was believed to hold.
         attempts: how many have begun.
         retrying: it counts against the retry budget.
         status: of the answer that the client got, 0 when it got none.
@@ -48,10 +52,13 @@ class Journey:
         "first_byte",
         "fleet",
         "head",
+        "lease",
+        "lookup",
         "model",
         "multipart",
         "outcome",
         "parsed",
+        "predicted",
         "request",
         "retrying",
         "route",
@@ -74,6 +81,9 @@ class Journey:
         self.model: str | None = None
         self.fleet: Fleet | None = None
         self.worker: Worker | None = None
+        self.lease: Lease | None = None
+        self.lookup: Lookup | None = None
+        self.predicted = 0
         self.span: ServerSpan | None = None
         self.attempts = 0
         self.retrying = False

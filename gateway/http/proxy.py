@@ -5,7 +5,7 @@ once, with exactly one of three outcomes: completed, client gone, failed.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -25,7 +25,7 @@ from gateway.http.sweep import gateway_stopping
 from gateway.http.upstream import upstream_error
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.w3c import is_valid_traceparent
-from policies.base import RouteRequest
+from policies.base import Candidate, RouteRequest
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.http.sweep import Sweeper
     from gateway.http.upstream import UpstreamPool
+    from gateway.prefix.lookup import Lookup, Matcher
     from gateway.telemetry.logs import RequestLog
     from gateway.telemetry.metrics import Metrics
     from gateway.telemetry.spans import AttemptSpan, Tracing
@@ -60,6 +61,7 @@ class Proxy:
 
     Attributes:
         fleets: the routing table; replaced as a whole by `reconfigure`.
+        matchers: what looks up prompts, by name of the fleets whose policy wants that.
         draining: the gateway is being stopped: answers ask clients to close their connection.
         stopping: the grace period is over.
     """
@@ -86,6 +88,7 @@ class Proxy:
         self._ids = ids
         self._loop = loop
         self._retrying = 0
+        self.matchers: Mapping[str, Matcher] = {}
         self.draining = False
         self.stopping = False
         self._local = LocalAnswers(
@@ -165,7 +168,11 @@ class Proxy:
             body=journey.parsed,
             now=journey.start,
         )
-        candidates = fleet.candidates
+        lookup = await self._look_up(journey, fleet)
+        candidates: Sequence[Candidate] = fleet.candidates
+        if lookup is not None:
+            request.prompt_tokens = lookup.prompt.token_count
+            candidates = lookup.candidates(candidates)
         error: GatewayError | None = None
         while True:
             decision = fleet.policy.decide(request, candidates)
@@ -175,7 +182,11 @@ class Proxy:
                 self._metrics.retry(error.error_type)
             worker = cast("Worker", decision.chosen.worker)
             # Nothing is awaited between the decision and this line: the next decision sees this request.
-            lease = worker.acquire(request.prompt_tokens)
+            held = decision.chosen.match.tokens
+            lease = journey.lease = worker.acquire(request.prompt_tokens, max(0, request.prompt_tokens - held))
+            if lookup is not None:
+                journey.predicted = held
+                self.matchers[fleet.name].sent(worker.id, lookup, journey.start)
             try:
                 error = await self._attempt(journey, request, fleet, worker)
                 if error is not None and error.retry is Retry.IF_REUSED:
@@ -189,7 +200,16 @@ class Proxy:
             request.tried = (*request.tried, worker.id)
             if request.attempt >= fleet.retries.attempts:
                 raise error
-            candidates = [candidate for candidate in fleet.candidates if candidate.worker.id not in request.tried]
+            candidates = [candidate for candidate in candidates if candidate.worker.id not in request.tried]
+
+    async def _look_up(self, journey: Journey, fleet: "Fleet") -> "Lookup | None":
+        """What the workers hold of the prompt, if the fleet's policy wants to know and the request has one."""
+        matcher = self.matchers.get(fleet.name)
+        if matcher is None or not journey.parsed:
+            return None
+        path, body, size = journey.route.path, journey.parsed, len(journey.body)
+        lookup = journey.lookup = matcher.now(path, body, size) or await matcher.lookup(path, body, size)
+        return lookup
 
     def _pass_on(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> bool:
         """Whether an answer of `worker` that another may do better is given up for that other's.
@@ -264,20 +284,22 @@ class Proxy:
                 journey.bytes_out = exchange.bytes_out
                 if exchange.started:
                     journey.status = status
-                    journey.first_byte = exchange.first_byte - journey.start
+                    journey.first_byte = exchange.first_byte - journey.start if exchange.first_byte else None
             self._metrics.attempt_ended(worker.id, error_type)
             if span is not None:
-                first_byte = exchange.first_byte - start if exchange is not None and exchange.started else None
+                first_byte = exchange.first_byte - start if exchange is not None and exchange.first_byte else None
                 span.end(status or None, error_type, first_byte)
 
     def _exchange(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> Exchange:
         message = journey.request.message
+        assert journey.lease is not None
         own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
         if self._name_worker:
             own += b"x-warmroute-worker: %b\r\n" % worker.id.encode()
         exchange = Exchange(
             journey.request.connection,
             self._pool,
+            journey.lease,
             loop=self._loop,
             dialect=journey.route.dialect,
             own_lines=own,

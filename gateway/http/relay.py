@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from gateway.config.schema import Timeouts
+    from gateway.fleet.worker import Lease
     from gateway.http.upstream import UpstreamConnection, UpstreamPool
 
 _TAIL = 8
@@ -40,7 +41,8 @@ class Exchange:
 
     Attributes:
         started: a byte of the answer went to the client; from here on there is no other worker.
-        first_byte: loop time of the first relayed byte, or 0.
+        first_byte: loop time of the first relayed byte of the body, or 0. A head alone says little: vLLM sends that of a stream before it
+            has begun with the prompt.
         bytes_out: bytes written to the client for this answer.
         moved: set by every byte that moved; the sweeper clears it to see silence.
         since: loop time when the present silence was first seen (owned by the sweeper).
@@ -61,6 +63,7 @@ class Exchange:
         "_framed",
         "_http10",
         "_last",
+        "_lease",
         "_loop",
         "_own_lines",
         "_pass_on",
@@ -89,6 +92,7 @@ class Exchange:
         self,
         client: Client,
         pool: "UpstreamPool",
+        lease: "Lease",
         *,
         loop: asyncio.AbstractEventLoop,
         dialect: Dialect,
@@ -101,6 +105,7 @@ class Exchange:
         """Statuses in `retry_statuses` are not relayed if `pass_on`, asked when one comes, says that another worker will try."""
         self.client = client
         self._pool = pool
+        self._lease = lease
         self._loop = loop
         self._dialect = dialect
         self._own_lines = own_lines
@@ -195,7 +200,6 @@ class Exchange:
             connection=connection.connection_field,
         )
         self.started = True
-        self.first_byte = self._loop.time()
         if not connection.has_pieces:
             self._out(self._last)
             self._last = b""
@@ -203,6 +207,8 @@ class Exchange:
 
     def body(self, data: bytes) -> None:
         """A part of the answer's body, without framing."""
+        if not self.first_byte:
+            self._first_byte()
         framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunk_out and data else data
         if self.bytes_out:
             self._out(framed)
@@ -214,6 +220,8 @@ class Exchange:
 
     def chunks(self, data: bytes) -> None:
         """Whole chunks, framed as they came."""
+        if not self.first_byte:
+            self._first_byte()
         self._write(data)
         self.bytes_out += len(data)
         self.moved = True
@@ -263,6 +271,10 @@ class Exchange:
         self._connection = None
         if connection is not None:
             connection.abort()
+
+    def _first_byte(self) -> None:
+        self.first_byte = self._loop.time()
+        self._lease.first_byte()
 
     def _out(self, data: bytes) -> None:
         if data:

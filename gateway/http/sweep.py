@@ -69,7 +69,7 @@ def limit_passed(exchange: "Exchange", now: float) -> GatewayError | None:
     if exchange.moved:
         exchange.moved = False
         exchange.since = now
-    if not exchange.started:
+    if not exchange.first_byte:
         if now > exchange.first_byte_deadline:
             return upstream_error(
                 "upstream_timeout_first_byte", "The worker did not begin to answer in time.", status=504

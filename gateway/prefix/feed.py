@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from gateway.fleet.fleet import Fleets
@@ -16,7 +17,7 @@ from gateway.prefix.feed_status import FeedStatus, sentences
 from gateway.prefix.pump import Pump
 from gateway.prefix.worker_feed import Parts, WorkerFeed
 from gateway.tasks import TaskGroup
-from policies.base import NO_MATCH, Match
+from policies.base import NO_MATCH, Match, knowledge_of
 
 if TYPE_CHECKING:
     import aiohttp
@@ -193,9 +194,15 @@ class Feeds:
 
 
 def _members(fleets: Fleets) -> "list[tuple[Worker, str, WorkerSection]]":
-    """Every worker with its fleet's name and its section of the configuration."""
-    return [
-        (worker, fleet.name, section)
-        for fleet, model in zip(fleets, fleets.config.models, strict=True)
-        for worker, section in zip(fleet.workers, model.workers, strict=True)
-    ]
+    """Every worker whose fleet's policy reads matches, with the fleet's name and its section of the configuration.
+
+    For a policy that wants to know only what the gateway itself has sent, no worker is asked for events.
+    """
+    members = []
+    for fleet, model in zip(fleets, fleets.config.models, strict=True):
+        knowledge = knowledge_of(fleet.policy)
+        for worker, section in zip(fleet.workers, model.workers, strict=True) if knowledge != "none" else ():
+            if knowledge == "history":
+                section = msgspec.structs.replace(section, kv_events="off", lmcache_events=None)  # noqa: PLW2901
+            members.append((worker, fleet.name, section))
+    return members

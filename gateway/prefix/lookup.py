@@ -1,7 +1,7 @@
 """What is known of a request's prompt at the moment of its decision: its tokens, and which workers hold how much of it.
 
-One `Knowledge` per fleet ties together the parts that are each about one thing: the `Prompter` (body to tokens), the `ChainCache` (tokens to hashes) and the
-`PrefixIndex` (hashes to holders).
+A `Matcher` per fleet ties together the parts that are each about one thing: the `Prompter` (body to tokens), the `ChainCache` (tokens to hashes) and
+the `Feeds` (hashes to holders).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from gateway.prompt.prompt import How, Prompt
 from policies.base import NO_MATCH, Candidate, Match
 
 if TYPE_CHECKING:
-    from gateway.prefix.index import PrefixIndex
+    from gateway.prefix.feed import Feeds
     from gateway.prompt.chain_cache import ChainCache
     from gateway.prompt.prompter import Prompter
 
@@ -33,7 +33,7 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     matches: Mapping[str, Match]
 
     def candidates(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The fleet's persistent candidates, with new ones in the place of those whose worker holds a part of the prompt."""
+        """The fleet's persistent candidates, with new ones in place of those whose worker holds a part of the prompt."""
         matches = self.matches
         if not matches:
             return candidates
@@ -43,21 +43,21 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
         ]
 
 
-class Knowledge:
-    """Looks up the prompts of one model.
+class Matcher:
+    """Looks up the prompts of one fleet.
 
     Attributes:
         prompter: makes the tokens.
     """
 
-    __slots__ = ("_chains", "_index", "_model", "_root_plain", "prompter")
+    __slots__ = ("_chains", "_feeds", "_model", "_root_plain", "prompter")
 
-    def __init__(self, model: str, prompter: "Prompter", chains: "ChainCache", index: "PrefixIndex") -> None:
-        """`model` is the namespace: the fleet's name, as used for its workers' events."""
+    def __init__(self, model: str, prompter: "Prompter", chains: "ChainCache", feeds: "Feeds") -> None:
+        """`model` is the namespace: the fleet's name, as its workers' events are filed under."""
         self._model = model
         self.prompter = prompter
         self._chains = chains
-        self._index = index
+        self._feeds = feeds
         self._root_plain = chains.hasher.root(model)
 
     def now(self, path: str, body: Mapping[str, Any], size: int) -> Lookup | None:
@@ -72,14 +72,14 @@ class Knowledge:
     def sent(self, worker_id: str, lookup: Lookup, now: float) -> None:
         """The prompt goes to this worker: until its events say so themselves, believe that it will hold it."""
         if lookup.chains:
-            self._index.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
+            self._feeds.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
 
     def _look_up(self, prompt: Prompt, body: Mapping[str, Any]) -> Lookup:
-        sizes = self._index.block_sizes
+        sizes = self._feeds.block_sizes
         if prompt.how is How.NONE or not sizes:
             return Lookup(prompt, {}, {})
         chains = self._chains.chains(prompt, self._root(body.get("cache_salt"), prompt.how), sizes)
-        return Lookup(prompt, chains, self._index.match(chains))
+        return Lookup(prompt, chains, self._feeds.match(chains))
 
     def _root(self, cache_salt: object, how: How) -> int:
         """The namespace of this request's blocks.
