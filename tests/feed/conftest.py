@@ -1,13 +1,16 @@
 """Simulated workers on real sockets, the feeds that follow them, and the comparison of what both believe."""
 
 import asyncio
+import itertools
 import random
 import socket
 import time
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
+import zmq
 
 from gateway.config.schema import Capabilities, Config, EventSocket, Model, TierTimes
 from gateway.config.schema import Worker as WorkerConfig
@@ -182,3 +185,42 @@ def free_ports():
         return ports
 
     return free_ports
+
+
+class Publisher:
+    """A PUB socket that says what a test wants it to say, right or wrong; it repeats nothing."""
+
+    def __init__(self):
+        self.context = zmq.Context()
+        self.publisher = self.context.socket(zmq.PUB)
+        self.publisher.setsockopt(zmq.SNDHWM, 0)
+        self.port = self.publisher.bind_to_random_port("tcp://127.0.0.1")
+        self.seq = itertools.count()
+
+    @property
+    def endpoint(self):
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def send(self, *frames):
+        self.publisher.send_multipart(list(frames))
+
+    def batch(self, events, topic=b"", rank=0):
+        payload = msgspec.msgpack.encode([time.time(), events, rank])
+        self.send(topic, next(self.seq).to_bytes(8, "big"), payload)
+
+    def close(self):
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def publishers():
+    """Makes publishers; all are closed at the end."""
+    made = []
+
+    def publisher():
+        made.append(Publisher())
+        return made[-1]
+
+    yield publisher
+    for each in made:
+        each.close()

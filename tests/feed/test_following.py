@@ -158,7 +158,7 @@ async def test_predictions_are_what_the_worker_then_takes_from_its_cache(start, 
         systems = it.prompts(3, 80)
         for number in range(120):
             worker, worker_id = workers[number % 3], ids[number % 3]
-            prompt = systems[number % 7 % 3] + it.rng.choice(it.prompts(1, 40) + [[9] * 40, [8] * 120])
+            prompt = systems[number % 7 % 3] + it.rng.choice([*it.prompts(1, 40), [9] * 40, [8] * 120])
             await tools.until(agrees_on(it, worker, worker_id, prompt, tools), 2.0)
             expected = it.predicted(worker_id, prompt)
             assert await it.complete(worker.url, prompt) == expected

@@ -36,7 +36,9 @@ async def test_a_restart_on_the_same_ports_is_noticed(start, scene, tools, repla
         await tools.until(lambda: it.status().status == ("events" if replay else "gap"), 2.0)
         await it.complete(again.url, old[0])
         wanted = [*new, old[0]] if replay else [old[0]]
-        await tools.until(lambda: all(it.predicted(name, prompt) == tools.held(again, prompt) for prompt in wanted), 2.0)
+        await tools.until(
+            lambda: all(it.predicted(name, prompt) == tools.held(again, prompt) for prompt in wanted), 2.0
+        )
 
 
 async def test_a_restart_that_reaches_the_same_number_is_noticed(start, scene, tools):
