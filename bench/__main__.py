@@ -7,8 +7,8 @@ import sys
 import bench
 
 FIRST = ("overhead", "streams")
-HELPERS = ("processes", "worker")
-LONG = ("soak",)
+HELPERS = ("clients", "processes", "worker")
+LONG = ("soak", "kill_one", "truth")
 
 
 def main() -> None:
