@@ -24,6 +24,7 @@ from bench.processes import running
 
 HERE: Final = Path(__file__).parent
 WORKERS: Final = (9901, 9902)
+MANY_WORKERS: Final = tuple(range(9901, 9909))
 PORT: Final = 9910
 CONNECTIONS: Final = {"small": 64, "chat": 64, "stream": 64, "long": 16}
 TOKENS: Final = 64
@@ -95,12 +96,19 @@ class Cell:
     errors: str
 
 
-def proxies(peers: Path | None, folder: Path) -> Iterator[Proxy]:
-    """This gateway and every peer that is installed."""
+def proxies(peers: Path | None, folder: Path, tokenizer: Path | None = None) -> Iterator[Proxy]:
+    """This gateway, with a tokenizer also as it routes on exact tokens over eight workers, and every peer that is installed."""
     values = {"port": PORT, "admin": PORT + 1, "workers": WORKERS, "folder": folder}
     config = folder / "warmroute.yaml"
     config.write_text(_CONFIG.format(**values))
-    yield Proxy("warmroute leastload", (sys.executable, "-m", "gateway", "serve", "--config", str(config)))
+    serve = (sys.executable, "-m", "gateway", "serve", "--config")
+    yield Proxy("warmroute leastload", (*serve, str(config)))
+    if tokenizer is not None:
+        many = folder / "kvaware.yaml"
+        lines = [f'      - {{url: "http://127.0.0.1:{port}", driver: openai}}' for port in MANY_WORKERS]
+        head = _CONFIG.format(**values).partition("    workers:")[0].replace("leastload", "kvaware")
+        many.write_text("\n".join([f"{head}    tokenizer: {tokenizer}", "    workers:", *lines, ""]))
+        yield Proxy("warmroute kvaware, tokens", (*serve, str(many)))
     if nginx := shutil.which("nginx"):
         (folder / "nginx.conf").write_text(_NGINX.format(**values))
         yield Proxy("nginx (no routing)", (nginx, "-c", str(folder / "nginx.conf")))
@@ -158,6 +166,7 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
     parser.add_argument("--peers", type=Path, help="folder with a virtual environment per peer")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, for kvaware (say Qwen3's)")
     parser.add_argument("--only", default="", help="measure proxies whose name contains one of these, comma separated")
     parser.add_argument("--loads", default="small,stream,long", help="default: small,stream,long")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default: 5)")
@@ -169,9 +178,10 @@ def main() -> None:
     loads = arguments.loads.split(",")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        chosen = [p for p in proxies(arguments.peers, folder) if any(o in p.name for o in arguments.only.split(","))]
+        found = proxies(arguments.peers, folder, arguments.tokenizer)
+        chosen = [p for p in found if any(o in p.name for o in arguments.only.split(","))]
         cells: dict[tuple[str, str], list[Cell]] = {}
-        workers = [sys.executable, "-m", "bench.worker", *map(str, WORKERS), "--tokens", str(TOKENS)]
+        workers = [sys.executable, "-m", "bench.worker", *map(str, MANY_WORKERS), "--tokens", str(TOKENS)]
         with running(workers, core=1, port=WORKERS[0], log=folder / "workers.log"):
             for load in loads:
                 for _ in range(arguments.rounds):
