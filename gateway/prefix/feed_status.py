@@ -8,7 +8,7 @@ STATUSES: Mapping[str, str] = MappingProxyType(
     {
         "events": "KV events tell what the worker holds",
         "history": "no KV events: what the worker holds is guessed from what it was sent",
-        "connecting": "no KV events yet",
+        "connecting": "no connection to the worker's KV events",
         "gap": "KV events were missed: what the worker holds is known in part",
         "none": "the worker keeps no prefixes",
     }

@@ -1,7 +1,7 @@
 """The ZMQ sockets to one publisher: what it says (SUB), what it said before (DEALER), and whether it is there (monitor).
 
-Plain sockets, read without blocking when the event loop says that one of them has something. That costs a quarter of what
-`zmq.asyncio` does for each message (docs/prefix.md), and what is read when is in the caller's hand.
+Plain sockets, read without blocking when the event loop says that one of them has something. On uvloop a message costs 4 us of
+CPU in a burst and 32 us alone, with `zmq.asyncio` 15 and 55 us; and what is read when is in the caller's hand.
 
 A connection that broke is not repaired by ZMQ but by a new socket. So every message is known to come from before the break or
 from after it, and thus from which process.

@@ -26,7 +26,7 @@ from gateway.prompt.blocks import TOKEN_BYTES
 if TYPE_CHECKING:
     from gateway.prefix.mirror import Mirror
 
-DOUBT_SECONDS = 1.5
+DOUBT_SECONDS = 1.0
 """How long what a worker held is believed while it can't be said whether it still does: its connection broke, or numbers are
 missing and no replay comes."""
 RECONNECT = (0.1, 1.0)

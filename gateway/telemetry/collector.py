@@ -11,8 +11,11 @@ from prometheus_client.registry import Collector as BaseCollector
 from gateway.fleet.worker import WorkerState
 from gateway.telemetry import names
 from gateway.telemetry.histogram import DURATION_BOUNDS, FIRST_TOKEN_BOUNDS, Histogram
+from gateway.telemetry.prefix import feed_families, map_families
 
 if TYPE_CHECKING:
+    from gateway.prefix.feed_status import FeedStatus
+    from gateway.prefix.map import PrefixMap
     from gateway.telemetry.loop import LoopMonitor
     from gateway.telemetry.metrics import Metrics
 
@@ -52,6 +55,8 @@ class Readings:
         policy_faults: per fleet's name, how often its policy misbehaved.
         dropped: per signal (``spans``, ``logs``), records lost because their queue was full or their sink away.
         loop: the event loop's monitor.
+        feeds: how each worker's cache is known; empty when nobody wants to know.
+        prefix_maps: by block size.
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
@@ -60,6 +65,8 @@ class Readings:
     policy_faults: Callable[[], Mapping[str, int]] = dict
     dropped: Callable[[], Mapping[str, int]] = dict
     loop: "LoopMonitor | None" = None
+    feeds: "Callable[[], Iterable[FeedStatus]]" = tuple
+    prefix_maps: "Callable[[], Mapping[int, PrefixMap]]" = dict
 
 
 class Snapshot(BaseCollector):
@@ -87,7 +94,9 @@ class Collector:
 
     def snapshot(self) -> Snapshot:
         """All families now. Call it on the event loop's thread, where the counters are counted."""
-        return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *self._process()])
+        readings = self._metrics.readings
+        prefix = (*feed_families(readings.feeds()), *map_families(readings.prefix_maps()))
+        return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *prefix, *self._process()])
 
     def _requests(self) -> Iterator[Metric]:
         metrics = self._metrics
