@@ -13,6 +13,7 @@ request is routed without exact tokens and the worker judges it.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -42,6 +43,24 @@ _RENDERER_ARGUMENTS = frozenset(
     }
 )
 """Names in `chat_template_kwargs` that would steer transformers' function and not the template."""
+
+
+_STEERING = frozenset(
+    {
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "reasoning_effort",
+        "tools",
+        "truncate_prompt_tokens",
+    }
+)
+"""The keys of a chat request that change its prompt, besides `messages`; others only say how to read these."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class UnrenderableError(ValueError):
@@ -154,6 +173,9 @@ def read_chat(body: Mapping[str, Any], memory: JsonMemory, options: RendererOpti
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise UnrenderableError("messages: not a list")
+    if not options.template_kwargs and _STEERING.isdisjoint(body):
+        # Most requests have none of these, and then there is nothing to read.
+        return ChatRequest(messages, None, None, True, False, _NOTHING, False)
     if body.get("chat_template") is not None:
         raise UnrenderableError("chat_template: in the request")
     tools = body.get("tools")

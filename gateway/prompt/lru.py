@@ -2,6 +2,7 @@
 
 import sys
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -42,6 +43,29 @@ class ByteLru(Generic[V]):
         self.hits += 1
         self._entries.move_to_end(key)
         return entry[0]
+
+    def find(self, keys: Iterable[str]) -> list[V | None]:
+        """What `get` gives for each of `keys`."""
+        entries = self._entries
+        look, touch = entries.get, entries.move_to_end
+        values: list[V | None] = []
+        misses = 0
+        for key in keys:
+            entry = look(key)
+            if entry is None:
+                misses += 1
+                values.append(None)
+            else:
+                touch(key)
+                values.append(entry[0])
+        self.misses += misses
+        self.hits += len(values) - misses
+        return values
+
+    def peek(self, key: str) -> V | None:
+        """The value of `key`, without any consequence."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
 
     def put(self, key: str, value: V, size: int) -> None:
         """Keep `value`, which takes `size` bytes besides its key. One that alone exceeds the budget is not kept."""

@@ -76,7 +76,7 @@ def exact(
     also: tuple[Prompt, ...] = (),
 ) -> Prompt:
     """A prompt whose ids are known."""
-    count = sum(map(len, segments))
+    count = sum([len(segment.ids) for segment in segments])
     return Prompt(How.EXACT, tuple(segments), count, "", new_tokens, seconds, off_loop, also)
 
 

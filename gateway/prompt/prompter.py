@@ -23,7 +23,7 @@ import structlog
 from gateway.prompt.approximate import pseudo_tokens
 from gateway.prompt.chat import JsonMemory, RendererOptions, UnrenderableError
 from gateway.prompt.prompt import How, Prompt, approximate, exact
-from gateway.prompt.rendering import PATHS, Renderer, Request, Source, Text, items, truncated
+from gateway.prompt.rendering import PATHS, Renderer, Request, Source, Text, truncated
 from gateway.prompt.segments import Segment, SegmentCache, joined
 from gateway.prompt.template import TemplateError
 from gateway.prompt.tokenizer import PromptTokenizer
@@ -71,13 +71,13 @@ class _Lookup(msgspec.Struct, frozen=True):
 
     Attributes:
         sources: its texts and ids.
-        found: for each text its pieces as segments, where known, else as they are.
+        found: for each text the segments of its pieces, None where it is not known; for ids a segment of them.
         missing: the distinct pieces that are not known.
         size: the characters of those.
     """
 
     sources: Sequence[Source]
-    found: Sequence[Sequence[Segment | str]]
+    found: Sequence[list[Segment | None]]
     missing: Sequence[str]
     size: int
 
@@ -154,7 +154,7 @@ class Prompter:
         """
         request = self._renderer.read(path, body, self._memory)
         texts: list[str] = []
-        for source in self._renderer.sources(request, self._memory, patient=True) or ():
+        for source in self._renderer.sources(request, self._memory, max_items=None) or ():
             if not isinstance(source, Text):
                 raise UnrenderableError("prompt: token ids have no text")
             texts.append("".join(source.pieces))
@@ -178,20 +178,22 @@ class Prompter:
         if size > self._limits.body:
             raise UnrenderableError("too big")
         request = self._renderer.read(path, body, self._memory)
-        if size > self._limits.inline_body or items(request) > self._limits.inline_items:
+        if size > self._limits.inline_body:
             return request
-        sources = self._renderer.sources(request, self._memory, patient=False)
+        sources = self._renderer.sources(request, self._memory, max_items=self._limits.inline_items)
         if sources is None:
             return request
         lookup = self._look_up(sources)
         if lookup.size > self._limits.inline_new:
             return lookup
-        return self._assemble(lookup, self._keep(lookup.missing, self._encode_all(lookup.missing)), start)
+        missing = lookup.missing
+        made = self._keep(missing, self._encode_all(missing)) if missing else {}
+        return self._assemble(lookup, made, start)
 
     async def _render_in_thread(self, request: Request) -> _Lookup:
         """Render what is too big for the loop; the interpreter's lock goes round every 5 ms."""
         # The memory of parsed JSON belongs to the loop: a thread gets one of its own.
-        sources = await self._in_thread(lambda: self._renderer.sources(request, JsonMemory(), patient=True))
+        sources = await self._in_thread(lambda: self._renderer.sources(request, JsonMemory(), max_items=None))
         return self._look_up(sources or ())
 
     def _look_up(self, sources: Sequence[Source]) -> _Lookup:
@@ -200,16 +202,18 @@ class Prompter:
         Raises:
             UnrenderableError: a piece is too long to be encoded.
         """
-        get = self._cache.get
         missing: dict[str, None] = {}
-        found: list[list[Segment | str]] = []
+        found: list[list[Segment | None]] = []
         for source in sources:
-            if not isinstance(source, Text):
-                found.append([Segment(source)])
-                continue
-            known: list[Segment | str] = [get(piece) or piece for piece in source.pieces]
-            missing |= {piece: None for piece in known if type(piece) is str}
-            found.append(known)
+            if type(source) is Text:
+                known = self._cache.find(source.pieces)
+                if None in known:
+                    missing |= {
+                        piece: None for piece, segment in zip(source.pieces, known, strict=True) if segment is None
+                    }
+                found.append(known)
+            else:
+                found.append([Segment(source)])  # type: ignore[arg-type]  # the type of a union's other member
         size = 0
         for piece in missing:
             size += len(piece)
@@ -295,18 +299,18 @@ class Prompter:
     def _assemble(
         self, lookup: _Lookup, made: Mapping[str, Segment], start: float, *, off_loop: bool = False
     ) -> Prompt:
-        runs = [
-            self._run(source, [piece if isinstance(piece, Segment) else made[piece] for piece in known])
-            for source, known in zip(lookup.sources, lookup.found, strict=True)
-        ]
-        new = sum(map(len, made.values()))
-        also = tuple(exact(run) for run in runs[1:])
+        runs = [self._run(source, known, made) for source, known in zip(lookup.sources, lookup.found, strict=True)]
+        new = sum([len(segment.ids) for segment in made.values()])
+        also = tuple([exact(run) for run in runs[1:]]) if len(runs) > 1 else ()
         return exact(runs[0], new_tokens=new, seconds=self._clock() - start, off_loop=off_loop, also=also)
 
-    def _run(self, source: Source, segments: list[Segment]) -> list[Segment]:
-        """A text's segments with special tokens around them, and truncated."""
+    def _run(self, source: Source, known: list[Segment | None], made: Mapping[str, Segment]) -> list[Segment]:
+        """A text's segments, those that were not known from `made`, with special tokens around them, and truncated."""
         if not isinstance(source, Text):
-            return segments
+            return [segment for segment in known if segment is not None]
+        segments = [
+            made[piece] if segment is None else segment for piece, segment in zip(source.pieces, known, strict=True)
+        ]
         surrounded = source.special and (len(self._prefix) or len(self._suffix))
         if surrounded:
             segments = [segment for segment in (self._prefix, *segments, self._suffix) if len(segment)]

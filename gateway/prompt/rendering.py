@@ -98,21 +98,33 @@ class Renderer:
             return read_messages(body, memory, self._options, self._traits)
         raise UnrenderableError("path")
 
-    def sources(self, request: Request, memory: JsonMemory, *, patient: bool) -> list[Source] | None:
-        """The request's texts in pieces, or its ids; None if cutting would take long and the caller is not `patient`.
+    def sources(self, request: Request, memory: JsonMemory, *, max_items: int | None) -> list[Source] | None:
+        """The request's texts in pieces, or its ids; None if that would take long.
+
+        Args:
+            request: what to render.
+            memory: what was parsed before.
+            max_items: more messages, parts, calls and tools than this take long, and so does cutting some texts; None if
+                the caller is patient.
 
         Raises:
             UnrenderableError: messages hold something else than text.
             TemplateError: the template refuses them.
         """
-        if isinstance(request, CompletionRequest):
+        patient = max_items is None
+        if type(request) is CompletionRequest:
+            if max_items is not None and items(request) > max_items:
+                return None
             return self._completion(request, patient=patient)
+        assert isinstance(request, ChatRequest)
         # Shapes belong to the loop; whoever is patient is in a thread, or wants to know what the template says.
         seen = None if patient or self.shapes is None else read_shape(request)
         rendered = self.shapes.render(*seen) if seen is not None and self.shapes is not None else None
         if type(rendered) is list:
             pieces: list[str] | None = rendered
         else:
+            if max_items is not None and items(request) > max_items:
+                return None
             text = rendered if type(rendered) is str else self._render(request, memory, seen)
             pieces = self._cut(text, patient=patient)
         if pieces is None:

@@ -6,7 +6,7 @@ text; a turn added to a long conversation then costs a look-up for each old piec
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import orjson
@@ -58,13 +58,13 @@ class SegmentCache:
     def __init__(self, max_bytes: int) -> None:
         self._lru: ByteLru[Segment] = ByteLru(max_bytes)
 
-    def get(self, piece: str) -> Segment | None:
-        """The segment of a piece, or None if it has to be encoded."""
-        return self._lru.get(piece)
+    def find(self, pieces: Iterable[str]) -> list[Segment | None]:
+        """The segment of each piece, or None if it has to be encoded."""
+        return self._lru.find(pieces)
 
     def put(self, piece: str, ids: "array[int]") -> Segment:
         """Keep a piece's ids; a segment that is there already stays."""
-        known = self._lru.get(piece)
+        known = self._lru.peek(piece)
         if known is not None:
             return known
         segment = Segment(ids)
@@ -88,5 +88,5 @@ def joined(segments: Sequence[Segment]) -> "array[int]":
     """All ids in one array."""
     ids = array("I")
     for segment in segments:
-        ids.extend(segment.ids)
+        ids += segment.ids
     return ids

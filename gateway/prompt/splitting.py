@@ -100,14 +100,10 @@ class Splitter:
 
     def head(self, text: str) -> tuple[str, str | None]:
         """The added token with which `text` begins (or nothing), and the rest; None for a rest that has others in it."""
-        search = self._pattern.search
-        match = search(text)
-        if match is None:
-            return "", text
-        start, end = match.span()
-        if start:
-            return "", None
-        return match.group(), text[end:] if search(text, end) is None else None
+        match = self._pattern.match(text)
+        head = match.group() if match is not None else ""
+        rest = text[len(head) :]
+        return (head, None) if self.begins_in(rest) and self._pattern.search(rest) is not None else (head, rest)
 
     def cuts_before(self, text: str) -> bool:
         """Whether `text` begins with an added token before which it may be cut."""
