@@ -2,6 +2,9 @@ r"""Taking out of a stream the one event that the worker sent only because the g
 
 With ``stream_options.include_usage`` a worker sends one event more, right before ``data: [DONE]``: no choices, only usage. A client that did
 not ask for it may stumble over it. Everything else must reach the client byte for byte and at once; when in doubt, the event passes.
+
+What can't be undone: vLLM puts ``system_fingerprint`` into its last event, which is the usage event when there is one. A client whose usage
+event is taken out does not see it.
 """
 
 import re
@@ -13,7 +16,9 @@ from gateway.http.tail import chunk_payloads
 
 _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 _EMPTY_LINES: Final = re.compile(rb"(?:\r?\n)+")
-_DONE: Final = (b"data: [DONE]", b"data:[DONE]")
+_DONE: Final = b"data: [DONE]"
+_TIGHT_DONE: Final = b"data:[DONE]"
+_DONES: Final = (_DONE, _TIGHT_DONE)
 _BEGINNING: Final = re.compile(rb"data:[ \t]*(?:\{|\Z)")
 _CHOICE: Final = re.compile(rb'"choices"\s*:\s*\[\s*[^\]\s]')
 _LONGEST: Final = 16 * 1024
@@ -33,10 +38,12 @@ class UsageStripper:
     The two faces may take turns within one stream, as the relay's do; what one has held back, the other gives out in its own framing.
     """
 
-    __slots__ = ("_before", "_clear", "_held", "removed")
+    __slots__ = ("_before", "_clear", "_held", "_judged", "removed")
 
     def __init__(self) -> None:
         self._held = b""
+        # Length of the whole usage event that is held back; 0 when it is not known to be one.
+        self._judged = 0
         # The last bytes that were passed on, when they are in the middle of an event; None between two events.
         self._before: bytes | None = None
         # Nothing is held back, and the next byte begins an event.
@@ -72,15 +79,17 @@ class UsageStripper:
         held = self._held
         if held:
             self._held = b""
+            self._judged = 0
             self._before = held[-2:]
         return held
 
     def _pass(self, data: bytes) -> bytes:
         """`body` without its short cuts; `data` itself when nothing was held back before or is now."""
-        start = 0
+        start = judged = 0
         if self._held:
             data = self._held + data
             self._held = b""
+            judged, self._judged = self._judged, 0
         elif self._before is not None:
             seen = self._before + data
             blank = _BLANK_LINE.search(seen)
@@ -90,29 +99,34 @@ class UsageStripper:
             start = blank.end() - len(self._before)
             self._before = None
         while start < len(data):
-            if empty := _EMPTY_LINES.match(data, start):
-                start = empty.end()
-                continue
-            blank = _BLANK_LINE.search(data, start)
-            if blank is None:
-                if _may_become_usage(data[start:]):
-                    self._held = data[start:]
-                    data = data[:start]
-                else:
-                    self._before = data[-2:]
-                break
-            end = blank.end()
-            if end - start <= _LONGEST and _is_usage(data[start : blank.start()]):
-                behind = data[end : end + len(_DONE[0])]
-                if behind.startswith(_DONE):
-                    self.removed += 1
-                    data = data[:start] + data[end:]
+            end, judged = judged, 0
+            if not end:
+                if empty := _EMPTY_LINES.match(data, start):
+                    start = empty.end()
                     continue
-                if any(done.startswith(behind) for done in _DONE):
-                    self._held = data[start:]
-                    data = data[:start]
+                blank = _BLANK_LINE.search(data, start)
+                if blank is None:
+                    if _may_become_usage(data[start:]):
+                        self._held = data[start:]
+                        data = data[:start]
+                    else:
+                        self._before = data[-2:]
                     break
-            start = end
+                end = blank.end()
+                if end - start > _LONGEST or not _is_usage(data[start : blank.start()]):
+                    start = end
+                    continue
+            behind = data[end : end + len(_DONE)]
+            if behind.startswith(_DONES):
+                self.removed += 1
+                data = data[:start] + data[end:]
+            elif _DONE.startswith(behind) or _TIGHT_DONE.startswith(behind):
+                self._held = data[start:]
+                self._judged = end - start
+                data = data[:start]
+                break
+            else:
+                start = end
         self._clear = not self._held and self._before is None
         return data
 
