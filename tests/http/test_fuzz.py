@@ -116,7 +116,7 @@ class Answers:
             )
             self.statuses.append(status)
             body = data[end : end + length]
-            if body.startswith(b"HTTP/1.1 ") or (status != 100 and len(body) < length):
+            if data[end:].startswith(b"HTTP/1.1 ") or (status != 100 and len(body) < length):
                 length, body = 0, b""  # the answer to a HEAD
             self.bodies.append(body)
             data = data[end + length :]
