@@ -21,6 +21,7 @@ import watchfiles
 from gateway.config.load import load
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Address, Config
+from gateway.config.units import format_size
 from gateway.tasks import TaskGroup
 
 DEBOUNCE = 0.2
@@ -114,7 +115,7 @@ class ConfigWatcher:
             except ConfigError as error:
                 await self._failed("the configuration has mistakes; the old one stays", str(error))
                 return False
-            new = self._with_fixed_addresses(wanted)
+            new = self._with_what_stays(wanted)
             self._failed_content = None
             if new == self.current:
                 self.last_error = None
@@ -140,21 +141,31 @@ class ConfigWatcher:
         self._failed_content = await asyncio.to_thread(self._content)
         _log.error(event, path=str(self._path), problems=reason)
 
-    def _with_fixed_addresses(self, wanted: Config) -> Config:
-        """`wanted` with the listeners as they are, and a warning (once) if it asks for others."""
-        warnings = tuple(
+    def _with_what_stays(self, wanted: Config) -> Config:
+        """`wanted` with the listeners and the prefix maps' budget as they are, and a warning (once) if it asks for others."""
+        warnings = [
             f"{name} stays at {_format(now)}; restart to move it to {_format(then)}"
             for name, now, then in (
                 ("listen", self.current.listen, wanted.listen),
                 ("admin", self.current.admin, wanted.admin),
             )
             if now != then
-        )
+        ]
+        budget = self.current.prefix.budget
+        if wanted.prefix.budget != budget:
+            warnings.append(
+                f"prefix.budget stays at {format_size(budget)}; restart to make it {format_size(wanted.prefix.budget)}"
+            )
         for warning in warnings:
             if warning not in self.warnings:
-                _log.warning("a listener cannot be moved by a reload", path=str(self._path), detail=warning)
-        self.warnings = warnings
-        return msgspec.structs.replace(wanted, listen=self.current.listen, admin=self.current.admin)
+                _log.warning("a reload cannot change this", path=str(self._path), detail=warning)
+        self.warnings = tuple(warnings)
+        return msgspec.structs.replace(
+            wanted,
+            listen=self.current.listen,
+            admin=self.current.admin,
+            prefix=msgspec.structs.replace(wanted.prefix, budget=budget),
+        )
 
     async def _reload_on_request(self) -> None:
         while True:

@@ -67,7 +67,10 @@ class Walker:
         if isinstance(kind, inspect.UnionType):
             if _is_null(node):
                 return None
-            return self._walk(node, _option(kind, mapping=isinstance(node, Mapping)), where, secret=secret)
+            option = _option(kind, mapping=isinstance(node, Mapping))
+            if isinstance(option, inspect.LiteralType):
+                return self._scalar(node, option, where, unit, secret=secret, expected=f"expected {describe(kind)}")
+            return self._walk(node, option, where, secret=secret)
         match kind:
             case inspect.StructType():
                 return self._struct(node, kind, where)
@@ -152,8 +155,10 @@ class Walker:
         number = integer if integer is not None else units.parse_number(node.text)
         return number if number is not None else node.text
 
-    def _scalar(self, node: Node, kind: inspect.Type, where: Where, unit: str, *, secret: bool) -> Any:
-        expected = f"expected {describe(kind, unit)}"
+    def _scalar(
+        self, node: Node, kind: inspect.Type, where: Where, unit: str, *, secret: bool, expected: str = ""
+    ) -> Any:
+        expected = expected or f"expected {describe(kind, unit)}"
         if not isinstance(node, Scalar) or _is_null(node):
             return self._refuse(node, where, expected, secret=secret)
         free = node.plain or node.substituted  # may stand for something else than text

@@ -75,7 +75,9 @@ class Feeds:
         self._ranks: dict[str, str] = {}  # worker ids by the names of their ranks, where they differ
 
     def start(self) -> None:
-        """Begin to follow every worker."""
+        """Begin to follow every worker; does nothing when it has begun."""
+        if self._parts is not None:
+            return
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         pump = Pump(self._clock)

@@ -50,6 +50,8 @@ class Link:
         loop: asyncio.AbstractEventLoop,
         source: EventSource,
         readable: Callable[[], None],
+        *,
+        ipv6: bool = False,
     ) -> None:
         """Begin to connect.
 
@@ -58,6 +60,7 @@ class Link:
             loop: tells when there is something to read.
             source: where to.
             readable: called when there is something to read; then read until all of it is read.
+            ipv6: what a host's name is resolved to. ZMQ tries one address only, so whoever has a name tries both in turn.
 
         Raises:
             zmq.ZMQError: the address is malformed, or there are no more sockets.
@@ -66,6 +69,7 @@ class Link:
         self._loop = loop
         self._source = source
         self._readable = readable
+        self._ipv6 = ipv6
         self._replay: zmq.Socket[bytes] | None = None
         self._watched: list[int] = []
         self._subscriber: zmq.Socket[bytes] = self._socket(zmq.SUB)
@@ -142,7 +146,7 @@ class Link:
         socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.IPV6, int(self._ipv6 or "[" in self._source.endpoint))
         socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_SECONDS * 1000))
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(CONNECT_SECONDS * 1000))
         for option, value in _KEEP_ALIVE.items():

@@ -289,7 +289,7 @@ class Stream:
 
     def _connect(self, now: float) -> None:
         try:
-            self._link = Link(self._context, self._loop, self.source, self._readable)
+            self._link = Link(self._context, self._loop, self.source, self._readable, ipv6=bool(self._attempts % 2))
             self._opened_at = now
         except zmq.ZMQError:
             self._later(now)

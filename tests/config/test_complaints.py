@@ -36,6 +36,18 @@ CASES = {
     "a key in camel case": ("+limits: {▲bodyRate: 3}\n", "`body_rate`"),
     "a key that belongs elsewhere": ("+▲between_chunks: 3\n", "belongs in `timeouts`"),
     "an unknown key like no other": ("+▲qqqqqqq: 3\n", "unknown key; remove it"),
+    "KV events from something that is no address": (
+        W + URL + ", kv_events: {endpoint: ▲'10.0.0.7:5557'}}]}]\n",
+        "expected an address to connect to",
+    ),
+    "KV events from what a worker binds": (
+        W + URL + ", lmcache_events: {endpoint: 'tcp://a:1', replay_endpoint: ▲'tcp://*:5657'}}]}]\n",
+        "write the host under which it can be reached",
+    ),
+    "KV events from port 70000": (W + URL + ", kv_events: {endpoint: ▲'tcp://a:70000'}}]}]\n", "tcp://10.0.0.7:5557"),
+    "KV events by a word that is none": (W + URL + ", kv_events: ▲of}]}]\n", "`auto` or `off`, or a mapping", "`off`"),
+    "KV events without an endpoint": (W + URL + ", kv_events: ▲{topic: t}}]}]\n", "`endpoint:`"),
+    "KV events as a list": (W + URL + ", kv_events: ▲[a]}]}]\n", "or a mapping"),
     "an unknown key of a worker": (W + URL + ", ▲dirver: vllm}]}]\n", "`driver`", "api_key, capabilities"),
     "a key twice at the top": ("+grace: 1\n▲grace: 2\n", "given twice", "line 2"),
     "a key twice deep down": (W + URL + ", id: a, ▲id: b}]}]\n", "given twice"),

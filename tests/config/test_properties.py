@@ -68,6 +68,12 @@ capabilities = build(
     role=st.sampled_from(["both", "prefill", "decode"]),
     lora_adapters=st.lists(texts, max_size=2).map(tuple),
 )
+sockets = build(
+    schema.EventSocket,
+    endpoint=st.sampled_from(["tcp://a:1", "tcp://[::1]:65535", "ipc:///run/x"]),
+    replay_endpoint=optional(st.just("tcp://10.0.0.7:5657")),
+    topic=optional(names),
+)
 timeouts = build(schema.Timeouts, connect=seconds, first_byte=seconds, between_chunks=seconds, total=seconds)
 retries = build(
     schema.Retries,
@@ -108,6 +114,9 @@ def configs(draw):
                 api_key=draw(optional(keys)),
                 model=draw(optional(names)),
                 capabilities=draw(capabilities),
+                kv_events=draw(st.sampled_from(["auto", "off"]) | sockets),
+                lmcache_events=draw(optional(sockets)),
+                forget_after=schema.TierTimes(l1=draw(optional(seconds))),
             )
             for index in range(draw(st.integers(1, 3)))
         ]

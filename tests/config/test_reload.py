@@ -212,6 +212,15 @@ async def test_listeners_stay_with_one_warning_while_the_rest_is_reloaded(path, 
     assert watcher.warnings == ()
 
 
+async def test_the_memory_of_the_prefix_maps_stays_with_a_warning(path, applied, watch):
+    watcher = watch(path)
+    path.write_text(text("two", "prefix: {budget: 1GiB}\n"))
+    assert await watcher.reload()
+    await watcher.stop()
+    assert watcher.warnings == ("prefix.budget stays at 256MiB; restart to make it 1GiB",)
+    assert applied.configs[-1].prefix.budget == 256 * 1024 * 1024
+
+
 async def test_moving_only_a_listener_applies_nothing(path, applied, watch):
     watcher = watch(path)
     path.write_text(text(more="listen: {port: 9999}\n"))

@@ -190,11 +190,12 @@ def free_ports():
 class Publisher:
     """A PUB socket that says what a test wants it to say, right or wrong; it repeats nothing."""
 
-    def __init__(self):
+    def __init__(self, address):
         self.context = zmq.Context()
         self.publisher = self.context.socket(zmq.PUB)
         self.publisher.setsockopt(zmq.SNDHWM, 0)
-        self.port = self.publisher.bind_to_random_port("tcp://127.0.0.1")
+        self.publisher.setsockopt(zmq.IPV6, int("[" in address))
+        self.port = self.publisher.bind_to_random_port(f"tcp://{address}")
         self.seq = itertools.count()
 
     @property
@@ -217,8 +218,8 @@ def publishers():
     """Makes publishers; all are closed at the end."""
     made = []
 
-    def publisher():
-        made.append(Publisher())
+    def publisher(address="127.0.0.1"):
+        made.append(Publisher(address))
         return made[-1]
 
     yield publisher

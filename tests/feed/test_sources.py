@@ -292,3 +292,19 @@ async def test_what_was_sent_counts_at_once_and_until_it_should_have_been_confir
         assert it.feeds.match(it.chains(prompt))[name].source == "expected"
         assert it.predicted(name, prompt) == 96
         await tools.until(lambda: it.predicted(name, prompt) == 0, 3.0)
+
+
+@pytest.mark.parametrize(("bind", "name"), [("127.0.0.1", "localhost"), ("[::1]", "[::1]")])
+async def test_names_and_both_kinds_of_addresses_are_connected_to(scene, tools, publishers, bind, name):
+    publisher = publishers(bind)
+    socket = tools.EventSocket(endpoint=f"tcp://{name}:{publisher.port}")
+    async with scene(tools.section_of("http://127.0.0.1:9", kv_events=socket)) as it:
+        await subscribed(it, publisher, tools)
+
+
+async def test_a_name_that_nobody_knows_is_no_end_of_anything(scene, tools):
+    socket = tools.EventSocket(endpoint="tcp://no-such-host.invalid:5557")
+    async with scene(tools.section_of("http://127.0.0.1:9", kv_events=socket)) as it:
+        await asyncio.sleep(0.3)
+        assert it.status().status == "connecting"
+        assert it.status().reason == "no connection to tcp://no-such-host.invalid:5557"
