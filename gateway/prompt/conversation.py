@@ -43,6 +43,9 @@ _TEXT_PARTS = {
 }
 """Part type to the field that holds its text."""
 
+_PLAIN_ROLES = frozenset({"assistant", "user"})
+"""Roles of messages that stay as they are if they have a text and nothing else."""
+
 BILLING_HEADER = "x-anthropic-billing-header"
 """Claude Code's first system line; it changes in every request, so vLLM drops it."""
 
@@ -69,6 +72,8 @@ def _message(message: Any, memory: JsonMemory, *, parts: bool, validated: bool) 
     if not isinstance(role, str):
         raise UnrenderableError("message: no role")
     content = message.get("content")
+    if len(message) == 2 and type(content) is str and not parts and role in _PLAIN_ROLES:
+        return {"role": role, "content": content}
     if type(content) is str and not parts and role != "system":
         seen: dict[str, Any] = {"role": role, "content": content}
     else:

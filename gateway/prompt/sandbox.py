@@ -1,8 +1,8 @@
 """The jinja environment in which Hugging Face renders chat templates, with short cuts that change nothing but the time.
 
 Templates read a few dozen attributes per message, and jinja's sandbox takes about a microsecond for each, mostly to
-raise and catch an AttributeError on a dict and to ask whether a string's method is safe. `SandboxedEnvironment` answers
-those cases first, with exactly what the sandbox would answer, and leaves all others to it.
+raise and catch an AttributeError on a dict and to ask whether a string's method is safe. `_Compiler` and
+`SandboxedEnvironment` answer those cases first, with exactly what the sandbox would answer, and leave all others to it.
 """
 
 import json
@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.compiler
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -62,12 +63,44 @@ class Generation(jinja2.ext.Extension):
         return str(caller())
 
 
+class _Compiler(jinja2.compiler.CodeGenerator):
+    """Compiles the commonest of ``obj.name`` and ``obj['name']`` to Python's own, where `obj` turns out to be what it mostly is.
+
+    A plain dict that has the key, a loop, or a string and one of its safe methods: `SandboxedEnvironment` would answer the
+    same, and is asked in all other cases. An attribute of `dict` itself, which ``obj.name`` finds first, is left to it too.
+    """
+
+    def visit_Getattr(self, node: jinja2.nodes.Getattr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        """Write ``obj.name``."""
+        name = node.attr
+        kind = "LoopContext" if name in _LOOP_ATTRIBUTES else "str" if name in _STR_METHODS else None
+        if name in _DICT_ATTRIBUTES:
+            super().visit_Getattr(node, frame)
+        else:
+            direct = f"obj.{name} if type(obj) is {kind} else " if kind else ""
+            self._look(node.node, name, f"{direct}environment.getattr", frame)
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
+        """Write ``obj['name']``."""
+        if isinstance(node.arg, jinja2.nodes.Const) and type(node.arg.value) is str:
+            self._look(node.node, node.arg.value, "environment.getitem", frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _look(self, node: jinja2.nodes.Expr, key: str, otherwise: str, frame: jinja2.compiler.Frame) -> None:
+        self.write(f"(obj[{key!r}] if type(obj := ")
+        self.visit(node, frame)
+        self.write(f") is dict and {key!r} in obj else {otherwise}(obj, {key!r}))")
+
+
 class SandboxedEnvironment(ImmutableSandboxedEnvironment):
     """Hugging Face's environment: immutable sandbox, trimmed blocks, loop controls, the generation tag, plain `tojson`.
 
     Args:
         now: the clock behind `strftime_now`, local time.
     """
+
+    code_generator_class = _Compiler
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
@@ -78,20 +111,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """``obj.attribute`` in a template."""
         kind = type(obj)
-        if kind is dict or kind is JsonObject:
-            if attribute not in _DICT_ATTRIBUTES:
-                value = obj.get(attribute, _ABSENT)
-                return value if value is not _ABSENT else self.undefined(obj=obj, name=attribute)
-        elif kind is str:
-            if attribute in _STR_METHODS:
-                return getattr(obj, attribute)
-        elif kind is LoopContext:
-            if attribute in _LOOP_ATTRIBUTES:
-                return getattr(obj, attribute)
-        elif kind is Namespace:
+        if kind is Namespace:
             value = _namespace_values(obj).get(attribute, _ABSENT)
-            if type(value) in _PLAIN and not attribute.startswith("_"):
+            if type(value) in _PLAIN and attribute[:1] != "_":
                 return value
+        elif (kind is dict or kind is JsonObject) and attribute not in _DICT_ATTRIBUTES:
+            value = obj.get(attribute, _ABSENT)
+            return value if value is not _ABSENT else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any | Undefined:

@@ -25,14 +25,23 @@ from gateway.prompt.tracing import Trace
 
 _log = structlog.get_logger(__name__)
 
-MAX_MESSAGES: Final = 32
-"""Longer conversations are seldom of one shape."""
+MAX_MESSAGES: Final = 512
+"""Tracing more would hold up the loop for too long (7 us a message, once for a shape)."""
+
+_SEEN_BEFORE: Final = 64
+"""A shape is traced when it is seen for the second time, or once more for each this many messages: the longer a conversation,
+the fewer have its shape."""
 
 CHECK_EVERY: Final = 256
 
-_MAX_SHAPES: Final = 512
+_MAX_KEPT: Final = 16 * 1024
+"""Messages of all shapes and traces together. Each takes half a KB (tracemalloc)."""
+
+_MAX_VARIABLE: Final = 64
+"""Characters of a text in `chat_template_kwargs`; longer ones are not of one shape with anything."""
+
 _MAX_TRACES: Final = 4
-"""Traces of one shape, each for other answers (a trace costs five renderings)."""
+"""Traces of one shape, each for other answers (a trace costs three renderings)."""
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
 
@@ -64,7 +73,7 @@ def read_shape(request: ChatRequest) -> tuple[Key, list[str]] | None:
         contents.append(content)
     for name, value in request.variables.items():
         # Of these two types alone: 1, 1.0 and True are one key of a dict, but not one to a template.
-        if type(value) is not bool and type(value) is not str:
+        if type(value) is not bool and (type(value) is not str or len(value) > _MAX_VARIABLE):
             return None
         roles += (name, value)
     return tuple(roles), contents
@@ -144,11 +153,12 @@ def _pieces(parts: Sequence[str | int], splitter: Splitter) -> list[str | list[s
 class _Known:
     """What is known of one key."""
 
-    __slots__ = ("shapes", "traced")
+    __slots__ = ("shapes", "traces", "wanted")
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int) -> None:
         self.shapes: list[Shape] = []
-        self.traced = -1
+        self.traces = 0
+        self.wanted = 1 + messages // _SEEN_BEFORE  # sightings before it is traced
 
 
 class Shapes:
@@ -165,12 +175,13 @@ class Shapes:
         differences: checks that failed; after the first one there are no more hits.
     """
 
-    __slots__ = ("_check_every", "_known", "_splitter", "_template", "checks", "differences", "hits")
+    __slots__ = ("_check_every", "_kept", "_known", "_splitter", "_template", "checks", "differences", "hits")
 
     def __init__(self, template: ChatTemplate, splitter: Splitter | None, *, check_every: int = CHECK_EVERY) -> None:
         self._template = template
         self._splitter = splitter
         self._known: dict[Key, _Known] = {}
+        self._kept = 0
         self._check_every = check_every
         self.hits = 0
         self.checks = 0
@@ -207,23 +218,27 @@ class Shapes:
             return
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _MAX_SHAPES:
+            if self._kept > _MAX_KEPT:
                 self._known.clear()
-            known = self._known[key] = _Known()
+                self._kept = 0
+            self._kept += len(key)
+            known = self._known[key] = _Known(len(contents))
         for shape in known.shapes:
             texts = shape.texts(contents)
             if texts is not None:
                 self._check(shape, texts, text)
                 return
-        known.traced += 1
-        # The first of a kind may be the last as well: only a second one is worth a trace.
-        if 0 < known.traced <= _MAX_TRACES:
+        if known.wanted:
+            known.wanted -= 1
+        elif known.traces < _MAX_TRACES:
+            known.traces += 1
             trace = self._template.trace(messages, contents, add_generation_prompt=key[0], variables=values)
             if trace is not None:
                 shape = Shape(trace, self._splitter)
                 texts = shape.texts(contents)
                 assert texts is not None, "a trace's guards hold for its own texts"
                 known.shapes.append(shape)
+                self._kept += len(key)
                 self._check(shape, texts, text)
 
     def _check(self, shape: Shape, texts: Sequence[str], text: str) -> None:

@@ -155,14 +155,11 @@ class Splitter:
             # A token may reach over the end of the slice, so that matches that start in its last characters count
             # only in the next slice, which begins where this one stopped being sure.
             sure = end if end >= len(text) else end - self._longest + 1
-            after = sure
-            for match in pattern.finditer(text, position, end):
-                if match.start() >= sure:
-                    break
-                after = max(sure, match.end())
-                if match.group() in cuts:
-                    starts.append(match.start())
-            position = after
+            matches = list(pattern.finditer(text, position, end))
+            while matches and matches[-1].start() >= sure:
+                matches.pop()
+            starts += [match.start() for match in matches if match.group() in cuts]
+            position = max(sure, matches[-1].end()) if matches else sure
         return starts
 
 
