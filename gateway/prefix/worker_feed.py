@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.prefix.index import PrefixIndex
 
-DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BLOCK_SIZE = 64
 """Tokens per block of workers that do not tell theirs: vLLM's own default. It only says in which steps we guess."""
 RETRY = (0.5, 30.0)
 """Seconds until a worker that does not answer is asked again: at first, and (doubling, with jitter) at most."""
