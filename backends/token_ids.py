@@ -49,6 +49,8 @@ def _lists(payload: Any) -> list[Any]:
     """
     if isinstance(payload, list):
         return [ids for each in payload for ids in _lists(each)]
+    if not isinstance(payload, dict):
+        raise TypeError
     if "tokens" in payload:
         tokens = payload["tokens"]
         return tokens if tokens and isinstance(tokens[0], list) else [tokens]

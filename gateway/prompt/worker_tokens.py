@@ -37,7 +37,7 @@ class Outcome(enum.Enum):
     """It has no way to tell, or not of such a request."""
     FAILED = "failed"
     """It did not answer, too late, or what makes no sense."""
-    LATE_HERE = "late here"
+    LATE_HERE = "late_here"
     """Too late, but because this process stood still: says nothing of the worker."""
 
 
