@@ -11,11 +11,13 @@ from prometheus_client.registry import Collector as BaseCollector
 from gateway.fleet.worker import WorkerState
 from gateway.telemetry import names
 from gateway.telemetry.histogram import DURATION_BOUNDS, FIRST_TOKEN_BOUNDS, Histogram
+from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
 
 if TYPE_CHECKING:
     from gateway.prefix.feed_status import FeedStatus
     from gateway.prefix.map import PrefixMap
+    from gateway.prompt.parity_status import ParityStatus
     from gateway.telemetry.loop import LoopMonitor
     from gateway.telemetry.metrics import Metrics
 
@@ -57,6 +59,7 @@ class Readings:
         loop: the event loop's monitor.
         feeds: how each worker's cache is known; empty when nobody wants to know.
         prefix_maps: by block size.
+        parity: how every worker's tokens agree with ours, each with its fleet's name.
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
@@ -67,6 +70,7 @@ class Readings:
     loop: "LoopMonitor | None" = None
     feeds: "Callable[[], Iterable[FeedStatus]]" = tuple
     prefix_maps: "Callable[[], Mapping[int, PrefixMap]]" = dict
+    parity: "Callable[[], Iterable[tuple[str, ParityStatus]]]" = tuple
 
 
 class Snapshot(BaseCollector):
@@ -95,7 +99,11 @@ class Collector:
     def snapshot(self) -> Snapshot:
         """All families now. Call it on the event loop's thread, where the counters are counted."""
         readings = self._metrics.readings
-        prefix = (*feed_families(readings.feeds()), *map_families(readings.prefix_maps()))
+        prefix = (
+            *feed_families(readings.feeds()),
+            *map_families(readings.prefix_maps()),
+            *parity_families(readings.parity()),
+        )
         return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *prefix, *self._process()])
 
     def _requests(self) -> Iterator[Metric]:
