@@ -9,6 +9,7 @@ actions; it opens nothing and reads no clock.
   if its bytes differ, another process is answering, i.e. the worker was restarted.
 * A number that is not ahead of the last live one: the worker was restarted.
 * A live message that a replay has brought already (the same bytes under the same number): ignored.
+* A replay with a hole, or one that stops without its end: ask for the rest.
 * A replay that begins too late, brings too little or never comes: what was known may be wrong, forget it and go on.
 """
 
@@ -24,6 +25,10 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 """... and their bytes. Beyond either the replay is given up."""
 REPLAY_SECONDS = 5.0
 """How long a replay may be silent."""
+RESUME_SECONDS = 1.0
+"""How long it may be silent once it has brought something new, before the rest is asked for. Its end may be among what was
+dropped: vLLM answers through a ROUTER socket that keeps 1,000 messages, and drops what does not fit when many are due (of 10,000
+batches of 3 kB each, 3,500 and no end came here)."""
 MAX_REPLAYS = 3
 """Replays in a row that bring nothing new, before what is missing counts as lost."""
 MAX_FINGERPRINTS = 20_000
@@ -98,6 +103,7 @@ class Sequencer:
         self._held_bytes = 0
         self._replays = 0
         self._brought = False  # the running replay brought something
+        self._progressed = False  # ... that was new
         self._silent_since = 0.0
         self.replaying = False
         self.gaps = self.restarts = self.losses = self.duplicates = 0
@@ -157,6 +163,8 @@ class Sequencer:
                 return self._replaced(now)
             self.duplicates += 1
             return []
+        if self._progressed and seq > self._last + 1:
+            return self._ask(now)  # a part was dropped on its way: go on from there
         actions: list[Action] = []
         # A beginning behind the last applied batch leaves it open whether that is of the same process.
         if self._last >= 0 and (first or seq > self._last + 1):
@@ -166,17 +174,21 @@ class Sequencer:
             del self._fingerprints[next(iter(self._fingerprints))]
         self._fingerprints[seq] = fingerprint
         self._replays = 0
+        self._progressed = True
         actions.append(self._apply(message))
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Give a silent replay up. Call it every second or so."""
-        return self._give_up(now) if self.replaying and now - self._silent_since > REPLAY_SECONDS else []
+        """Ask a replay that has stopped for the rest, give a silent one up. Call it every second or so."""
+        silent = now - self._silent_since
+        if not self.replaying or silent <= (RESUME_SECONDS if self._progressed else REPLAY_SECONDS):
+            return []
+        return self._ask(now) if self._progressed else self._give_up(now)
 
     def _ask(self, now: float) -> list[Action]:
         self.replaying = True
         self._suspect = False
-        self._brought = False
+        self._brought = self._progressed = False
         self._replays += 1
         self._silent_since = now
         return [AskReplay(max(0, self._last))]
