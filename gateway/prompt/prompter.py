@@ -162,8 +162,15 @@ class Prompter:
 
     @property
     def stats(self) -> dict[str, int]:
-        """The cache's counters, and how many characters are being encoded."""
-        return {**self._cache.stats, "pending": self._pending}
+        """The cache's counters, those of `Shapes`, and how many characters are being encoded."""
+        shapes = self._renderer.shapes
+        return {
+            **self._cache.stats,
+            "pending": self._pending,
+            "shape_hits": shapes.hits if shapes else 0,
+            "shape_checks": shapes.checks if shapes else 0,
+            "shape_differences": shapes.differences if shapes else 0,
+        }
 
     def close(self) -> None:
         """End the threads once they have done what they are at; requests that wait become approximate."""

@@ -168,7 +168,7 @@ class Traced(_Opaque):
 
     Args:
         recorder: takes down what is asked.
-        parts: what it is put together from; at least one slot.
+        parts: what it is put together from; at least one slot, and no empty literal.
     """
 
     __slots__ = ("parts",)
@@ -191,7 +191,7 @@ class Traced(_Opaque):
         return joined(self._recorder, (other, self))
 
     def __bool__(self) -> bool:
-        if any(isinstance(part, str) and part for part in self.parts):
+        if any(isinstance(part, str) for part in self.parts):
             return True
         return self._recorder.ask(self._slot(), "")
 
@@ -242,10 +242,10 @@ def joined(recorder: _Recorder, texts: Iterable[object]) -> Traced:
     for text in texts:
         if type(text) is Traced:
             parts += text.parts
-        elif type(text) is str:
-            parts.append(text)
-        else:
+        elif type(text) is not str:
             recorder.refuse()
+        elif text:
+            parts.append(text)
     return Traced(recorder, tuple(parts))
 
 

@@ -66,6 +66,12 @@ SHAPES = {
 }
 
 
+@pytest.fixture(scope="session")
+def odd_tokenizer_shapes():
+    """Makers of tokenizers by shape."""
+    return SHAPES
+
+
 @pytest.fixture(scope="session", params=sorted(SHAPES))
 def odd_tokenizer(request):
     """A tokenizer of each shape, with added tokens of each kind."""
