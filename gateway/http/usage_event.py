@@ -110,7 +110,8 @@ class UsageStripper:
                         self._held = data[start:]
                         data = data[:start]
                     else:
-                        self._before = data[-2:]
+                        # The beginning of an event is the beginning of a line: an empty one may have begun here.
+                        self._before = (b"\n" + data[start:])[-2:]
                     break
                 end = blank.end()
                 if end - start > _LONGEST or not _is_usage(data[start : blank.start()]):
@@ -136,8 +137,7 @@ def _may_become_usage(part: bytes) -> bool:
     if len(part) > _LONGEST:
         return False
     if not _BEGINNING.match(part):
-        # The lone return may turn out to be half of an empty line.
-        return part == b"\r" or b"data:".startswith(part)
+        return b"data:".startswith(part)
     return not _CHOICE.search(part)
 
 

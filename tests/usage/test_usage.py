@@ -95,6 +95,7 @@ def test_a_usage_inside_of_something_else_is_not_the_answers():
     inner = {"usage": {"prompt_tokens": 1, "input_tokens": 1}}
     assert read_usage(dumps(chat("x", metadata=inner)), OPENAI, stream=False) is None
     assert read_usage(dumps(chat("x", usage=USAGE, metadata=inner)), OPENAI, stream=False) == READ
+    assert read_usage(dumps(chat("x", **{'x"usage': {"prompt_tokens": 1}})), OPENAI, stream=False) is None
     tool_use = {"type": "tool_use", "id": "t", "name": "report", "input": inner}
     body = dumps({"content": [tool_use], "usage": {"input_tokens": 5, "output_tokens": 2}})
     assert read_usage(body, ANTHROPIC, stream=False) == Usage(5, 2)

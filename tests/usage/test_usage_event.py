@@ -136,6 +136,16 @@ def test_a_stream_that_breaks_off_gives_out_what_was_held_back():
     assert stripper.body(USAGE[40:] + DONE) == USAGE[40:] + DONE
 
 
+def test_what_was_given_out_is_no_measure_for_what_comes_next():
+    stripper = UsageStripper()
+    assert stripper.body(USAGE) == b""
+    assert stripper.release() == USAGE
+    other = event({"x": "y" * (len(USAGE) - len(event({"x": ""})))})
+    assert len(other) == len(USAGE)
+    assert stripper.body(other[:20]) == b""
+    assert stripper.body(other[20:] + DONE) == other + DONE
+
+
 @pytest.mark.parametrize(
     "last",
     [
@@ -151,12 +161,36 @@ def test_a_stream_that_breaks_off_gives_out_what_was_held_back():
         USAGE.replace(b",", b",\n"),
         b'data: {"choices":[],"usage":{}\n\n',
         event({"choices": [], "usage": {}, "rest": "x" * 20_000}),
+        event({"choices": [], "usage": {}, "more": {"choices": [1]}}),
+        event(["usage"]),
     ],
 )
 def test_an_event_that_is_not_just_usage_stays(last):
     assert through([TOKEN + last + DONE]) == TOKEN + last + DONE
     assert through([TOKEN, last, DONE]) == TOKEN + last + DONE
     assert through([[bytes([byte])] for byte in TOKEN + last[:600]]) == TOKEN + last[:600]
+
+
+@pytest.mark.parametrize("done", [DONE, b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b"\n\r\n", b"\n\n\r\n", b"\n\n\n"])
+def test_lines_may_end_in_any_way_at_any_cut(end, done):
+    token, usage = (part.replace(b"\n\n", end) for part in (TOKEN, USAGE))
+    # Behind an extra empty line the end mark no longer stands right behind the usage event.
+    usage = usage.replace(b"\n\n\r\n", b"\n\n").replace(b"\n\n\n", b"\n\n")
+    stream = token + usage + done
+    for cut in range(len(stream) + 1):
+        assert through([stream[:cut], stream[cut:]]) == token + done
+    assert through([bytes([byte]) for byte in stream]) == token + done
+
+
+def test_an_event_at_the_limit_of_length_is_judged_alike_at_every_cut():
+    for size in range(16 * 1024 - 3, 16 * 1024 + 4):
+        usage = event({"choices": [], "usage": {}, "rest": ""})
+        usage = usage.replace(b'"rest":"', b'"rest":"' + b"x" * (size - len(usage)))
+        assert len(usage) == size
+        expected = DONE if size <= 16 * 1024 else usage + DONE
+        for cut in range(size - 4, size + 1):
+            assert through([usage[:cut], usage[cut:] + DONE]) == expected
 
 
 @pytest.mark.parametrize("between", [TOKEN, b": ping\n\n", event({"error": {"message": "x"}}), USAGE])
