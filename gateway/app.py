@@ -260,6 +260,7 @@ class Gateway:
             policy_faults=lambda: {fleet.name: policy_faults(fleet) for fleet in self._fleets},
             dropped=dropped,
             loop=self._monitor,
+            parity=self._matching.parity,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),
             prefix_maps=lambda: feeds.index.maps if (feeds := self._matching.feeds) is not None else {},
         )

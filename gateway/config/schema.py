@@ -217,6 +217,10 @@ class Model(Struct, frozen=True, kw_only=True):
     """At least one."""
     tokenizer: str | None = None
     """A directory with tokenizer.json and the chat template, or a Hugging Face id; without it prompts are matched by their bytes."""
+    oracle: Literal["auto", "on", "off"] = "auto"
+    """Without a tokenizer: ask the workers for tokens always (on), where a hit is worth the question (auto), or never (off)."""
+    pass_token_ids: Literal["auto", "on", "off"] = "auto"  # noqa: S105 - tokens of a prompt
+    """Send the ids along, so that the worker neither renders nor tokenizes: where it is proven to honour them (auto), always, or never."""
     timeouts: Timeouts | None = None
     """Whole-section override of the top-level `timeouts` for this model."""
     retries: Retries | None = None

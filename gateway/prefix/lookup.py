@@ -1,6 +1,6 @@
 """What is known of a request's prompt at the moment of its decision: its tokens, and which workers hold how much of it.
 
-A `Matcher` per fleet ties together the parts that are each about one thing: the `Prompter` (body to tokens), the `ChainCache` (tokens to hashes) and
+A `Matcher` per fleet ties together the parts that are each about one thing: the `PromptMaker` (body to tokens), the `ChainCache` (tokens to hashes) and
 the `Feeds` (hashes to holders).
 """
 
@@ -16,7 +16,8 @@ from policies.base import NO_MATCH, Candidate, Match
 if TYPE_CHECKING:
     from gateway.prefix.feed import Feeds
     from gateway.prompt.chain_cache import ChainCache
-    from gateway.prompt.prompter import Prompter
+    from gateway.prompt.guard import PromptMaker
+    from gateway.prompt.parity import Parity
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
@@ -48,14 +49,18 @@ class Matcher:
 
     Attributes:
         prompter: makes the tokens.
+        parity: says whether they are the workers'.
     """
 
-    __slots__ = ("_chains", "_feeds", "_model", "_root_plain", "prompter")
+    __slots__ = ("_chains", "_feeds", "_model", "_root_plain", "parity", "prompter")
 
-    def __init__(self, model: str, prompter: "Prompter", chains: "ChainCache", feeds: "Feeds") -> None:
+    def __init__(
+        self, model: str, prompter: "PromptMaker", parity: "Parity", chains: "ChainCache", feeds: "Feeds"
+    ) -> None:
         """`model` is the namespace: the fleet's name, as its workers' events are filed under."""
         self._model = model
         self.prompter = prompter
+        self.parity = parity
         self._chains = chains
         self._feeds = feeds
         self._root_plain = chains.hasher.root(model)

@@ -1,7 +1,7 @@
 """Everything that prefix-aware routing needs, for all fleets that want it: built from the configuration, started, reloaded, stopped."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.prefix.feed import Feeds
@@ -10,14 +10,20 @@ from gateway.prefix.lookup import Matcher
 from gateway.prompt import hub
 from gateway.prompt.blocks import Hasher
 from gateway.prompt.chain_cache import ChainCache
+from gateway.prompt.guard import GuardedPrompter, PromptMaker
+from gateway.prompt.oracle import OraclePrompter
+from gateway.prompt.parity import Parity
 from gateway.prompt.prompter import Prompter
+from gateway.tasks import TaskGroup
 from policies.base import Policy, knowledge_of
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from gateway.config.schema import Config
-    from gateway.fleet.fleet import Fleets
+    from gateway.config.schema import Config, Model
+    from gateway.fleet.fleet import Fleet, Fleets
+    from gateway.fleet.worker import Worker
+    from gateway.prompt.parity_status import ParityStatus
     from gateway.prompt.tokenizer import PromptTokenizer
 
 
@@ -38,6 +44,37 @@ class Tokenizers:
         return loaded
 
 
+class _Prompts:
+    """How one fleet's prompts are made: by a tokenizer of our own or by asking its workers, and compared with them all the time."""
+
+    def __init__(
+        self,
+        fleet: "Fleet",
+        model: "Model",
+        tokenizer: "PromptTokenizer | None",
+        session: "aiohttp.ClientSession",
+    ) -> None:
+        self.workers: Sequence[Worker] = fleet.workers
+        self.made_from = self.source(model)
+        inner: PromptMaker
+        if tokenizer is not None:
+            inner = own = Prompter(tokenizer)
+            self.parity = Parity(fleet.name, own, session)
+        else:
+            inner = OraclePrompter(lambda: self.workers, session, mode=model.oracle)
+            self.parity = Parity(fleet.name, None, session)
+        self.maker = GuardedPrompter(inner, self.parity)
+
+    @staticmethod
+    def source(model: "Model") -> tuple[str | None, str]:
+        """What of the configuration decides how prompts are made."""
+        return model.tokenizer, model.oracle
+
+    async def stop(self) -> None:
+        await self.parity.stop()
+        self.maker.close()
+
+
 class Matching:
     """The matchers of all fleets whose policy reads matches, and what feeds them.
 
@@ -53,7 +90,8 @@ class Matching:
         self._tokenizers = Tokenizers()
         self._budget = config.prefix.budget
         self._running = False
-        self._prompters: dict[tuple[str, str | None], Prompter] = {}
+        self._prompts: dict[str, _Prompts] = {}
+        self._tasks = TaskGroup("matching")
         self.matchers: Mapping[str, Matcher] = {}
         self.feeds: Feeds | None = None
         self.chains = ChainCache(Hasher(secrets.randbits(32)))
@@ -83,37 +121,51 @@ class Matching:
                 self.feeds.start()
         elif self.feeds is not None:
             self.feeds.update(fleets)
-        prompters: dict[tuple[str, str | None], Prompter] = {}
+        before, self._prompts = self._prompts, {}
         matchers: dict[str, Matcher] = {}
         for fleet in wanted:
             assert self.feeds is not None
-            name = models[fleet.name].tokenizer
-            key = fleet.name, name
-            prompters[key] = self._prompters.get(key) or Prompter(tokenizers[name] if name else None)
-            matchers[fleet.name] = Matcher(fleet.name, prompters[key], self.chains, self.feeds)
-        for key, prompter in self._prompters.items():
-            if key not in prompters:
-                prompter.close()
-        self._prompters = prompters
+            model = models[fleet.name]
+            prompts = before.get(fleet.name)
+            if prompts is None or prompts.made_from != _Prompts.source(model):
+                tokenizer = tokenizers[model.tokenizer] if model.tokenizer else None
+                prompts = _Prompts(fleet, model, tokenizer, self._session)
+                if self._running:
+                    prompts.parity.start(fleet.workers)
+            else:
+                del before[fleet.name]
+                prompts.workers = fleet.workers
+                prompts.parity.update(fleet.workers)
+            self._prompts[fleet.name] = prompts
+            matchers[fleet.name] = Matcher(fleet.name, prompts.maker, prompts.parity, self.chains, self.feeds)
+        for name, prompts in before.items():
+            self._tasks.spawn(f"stop {name}", prompts.stop())
         self.matchers = matchers
 
     def start(self) -> None:
-        """Begin to follow the workers' events."""
+        """Begin to follow the workers' events and to compare tokens with them."""
         self._running = True
         if self.feeds is not None:
             self.feeds.start()
+        for prompts in self._prompts.values():
+            prompts.parity.start(prompts.workers)
 
     async def stop(self) -> None:
         """Let go of sockets and threads."""
         self._running = False
         if self.feeds is not None:
             await self.feeds.stop()
-        for prompter in self._prompters.values():
-            prompter.close()
+        for prompts in self._prompts.values():
+            await prompts.stop()
+        await self._tasks.cancel()
 
     def degraded(self, fleet: str) -> list[str]:
         """What works less well than it should in a fleet's matching, in sentences."""
-        matcher = self.matchers.get(fleet)
-        if matcher is None or self.feeds is None:
+        prompts = self._prompts.get(fleet)
+        if prompts is None or self.feeds is None:
             return []
-        return self.feeds.degraded(fleet)
+        return [*self.feeds.degraded(fleet), *prompts.parity.degraded()]
+
+    def parity(self) -> "Iterable[tuple[str, ParityStatus]]":
+        """How every worker's tokens agree with ours, each with its fleet's name."""
+        return [(name, status) for name, prompts in self._prompts.items() for status in prompts.parity.snapshot()]
