@@ -1,7 +1,5 @@
 """What the public listener answers: the API's paths and nothing else, the list of models, the ping."""
 
-import asyncio
-
 import orjson
 import pytest
 
@@ -168,6 +166,8 @@ async def library(start, http):
     ]
     bench = await start(workers=0, models=models)
     bench.workers.append(worker)
+    # The cards are fetched after the first good health check.
+    await http.until(lambda: b"4096" in bench.gateway.proxy._local._cards.models_payload())
     await away.stop()
     return bench
 
@@ -217,8 +217,7 @@ async def test_ping_says_whether_anybody_can_take_a_request(start, http):
         response = await get(bench, "/ping", method)
         assert (response.status, response.body) == (200, b"{}")
     bench.worker.healthy = False
-    while bench.fleet_workers[0].routable:  # noqa: ASYNC110 - a state without event
-        await asyncio.sleep(0.01)
+    await http.until(lambda: not bench.fleet_workers[0].routable)
     response = await get(bench, "/ping")
     assert response.status == 503
     assert orjson.loads(response.body)["error"]["type"] == "api_error"

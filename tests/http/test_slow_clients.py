@@ -117,7 +117,7 @@ async def test_a_body_that_comes_fast_enough_may_take_its_time(start, http, quic
     assert (await client.receives()).status == 200
 
 
-async def test_2000_idle_connections_are_held_and_the_next_is_told_that_there_are_too_many(start):
+async def test_2000_idle_connections_are_held_and_the_next_is_told_that_there_are_too_many(start, http):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
     try:
@@ -133,15 +133,13 @@ async def test_2000_idle_connections_are_held_and_the_next_is_told_that_there_ar
         assert bench.gateway.metrics.refusals == {"too_many_connections": 1}
         # A place that becomes free is given to the next.
         await idle[0].closes()
-        while len(bench.gateway._server.connections_open) > 2000:  # noqa: ASYNC110 - a state without event
-            await asyncio.sleep(0.01)
+        await http.until(lambda: len(bench.gateway._server.connections_open) <= 2000)
         again = await bench.client()
         await again.sends(b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n")
         assert (await again.receives()).status == 200
         for client in bench.clients:
             client.writer.transport.abort()
-        while bench.gateway._server.connections_open:  # noqa: ASYNC110 - a state without event
-            await asyncio.sleep(0.01)
+        await http.until(lambda: not bench.gateway._server.connections_open)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -154,15 +152,24 @@ KERNEL = 12 * 1024 * 1024
 """More than what four socket buffers of this system and the gateway's own buffer hold together."""
 
 
-async def deaf_client(bench, raw):
-    """A client that sends `raw` and reads only when told to; its receive buffer is small."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-    sock.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(sock, ("127.0.0.1", bench.gateway.port))
-    await loop.sock_sendall(sock, raw)
-    return sock
+@pytest.fixture
+def deaf_client(start):
+    """A client that sends bytes and reads only when told to; its receive buffer is small. Closed before its gateway is stopped."""
+    socks = []
+
+    async def connects(bench, raw):
+        sock = socket.socket()
+        socks.append(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", bench.gateway.port))
+        await loop.sock_sendall(sock, raw)
+        return sock
+
+    yield connects
+    for sock in socks:
+        sock.close()
 
 
 class Pouring:
@@ -196,7 +203,7 @@ class Pouring:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "fixed length"])
-async def test_a_client_that_does_not_read_stops_the_worker_and_gets_everything_later(start, http, stream):
+async def test_a_client_that_does_not_read_stops_the_worker_and_gets_everything_later(start, deaf_client, http, stream):
     bench = await start()
     sock = await deaf_client(bench, http.post(fields="Connection: close\r\n"))
     peer, _ = await bench.worker.receives()
@@ -212,7 +219,6 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_gets_everything_
     received = 0
     while data := await loop.sock_recv(sock, 1 << 20):
         received += len(data) if not stream else data.count(b"x")
-    sock.close()
     await pouring
     assert worker.sent == SIZE
     assert SIZE <= received < SIZE + 1024
@@ -221,9 +227,11 @@ async def test_a_client_that_does_not_read_stops_the_worker_and_gets_everything_
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "fixed length"])
-async def test_a_client_that_has_not_read_for_too_long_is_let_go_and_the_worker_with_it(start, http, stream):
+async def test_a_client_that_has_not_read_for_too_long_is_let_go_and_the_worker_with_it(
+    start, deaf_client, http, stream
+):
     bench = await start(timeouts={"between_chunks": 0.4})
-    sock = await deaf_client(bench, http.post())
+    await deaf_client(bench, http.post())
     peer, _ = await bench.worker.receives()
     worker = Pouring(peer, http, stream)
     await worker.pours()  # ends because the gateway closes its side
@@ -232,28 +240,29 @@ async def test_a_client_that_has_not_read_for_too_long_is_let_go_and_the_worker_
     assert bench.outcomes == {"client_gone": 1}
     assert bench.error_types == {"client_stalled": 1}
     assert bench.fleet_workers[0].routable
-    while bench.gateway._server.connections_open:  # noqa: ASYNC110 - a state without event
-        await asyncio.sleep(0.01)
-    sock.close()
+    await http.until(lambda: not bench.gateway._server.connections_open)
 
 
-async def test_answers_to_pipelined_requests_wait_for_a_client_that_does_not_read(start, monkeypatch):
+async def test_answers_to_pipelined_requests_wait_for_a_client_that_does_not_read(
+    start, deaf_client, http, monkeypatch
+):
     """Each request costs the client 40 bytes and the gateway an answer of 90 kB: they must not pile up."""
     monkeypatch.setattr(gateway.http.server, "_STALLED", 0.3)
     bench = await start(model={"aliases": [f"{n}-{'x' * 200}" for n in range(300)]})
-    sock = await deaf_client(bench, b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n" * 2000)
-    while not bench.gateway._server.connections_open:  # noqa: ASYNC110 - a state without event
-        await asyncio.sleep(0.01)
+    await deaf_client(bench, b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n" * 2000)
+    await http.until(lambda: bench.gateway._server.connections_open)
     (connection,) = bench.gateway._server.connections_open.values()
     most = 0
-    while bench.gateway._server.connections_open:
-        most = max(most, connection.get_write_buffer_size())
-        await asyncio.sleep(0.02)
+    async with asyncio.timeout(10):
+        while bench.gateway._server.connections_open:
+            most = max(most, connection.get_write_buffer_size())
+            await asyncio.sleep(0.02)
     assert most < 1024 * 1024
-    sock.close()
 
 
-async def test_a_client_that_does_not_read_its_last_answer_does_not_keep_the_connection(start, http, monkeypatch):
+async def test_a_client_that_does_not_read_its_last_answer_does_not_keep_the_connection(
+    start, deaf_client, http, monkeypatch
+):
     monkeypatch.setattr(gateway.http.server, "_STALLED", 0.2)
     bench = await start()
     sock = await deaf_client(bench, http.post(fields="Connection: close\r\n"))
@@ -262,7 +271,5 @@ async def test_a_client_that_does_not_read_its_last_answer_does_not_keep_the_con
     (connection,) = bench.gateway._server.connections_open.values()
     connection.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     await peer.sends(http.answer(b"x" * 200_000))
-    while bench.gateway._server.connections_open:  # noqa: ASYNC110 - a state without event
-        await asyncio.sleep(0.02)
+    await http.until(lambda: not bench.gateway._server.connections_open)
     await bench.settles()
-    sock.close()
