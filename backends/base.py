@@ -30,6 +30,10 @@ class Driver(Protocol):
         """Seconds that such a worker may need from its start until it answers 200 to `health_path`."""
 
     @property
+    def usage_by_default(self) -> bool:
+        """What it takes ``include_usage`` for in a ``stream_options`` object that does not name it."""
+
+    @property
     def models_path(self) -> str:
         """Where its model cards are, usually ``/v1/models``."""
 

@@ -20,6 +20,7 @@ class SGLangDriver(OpenAIDriver):
     """
 
     name = "sglang"
+    usage_by_default = False
     health_path = "/health"
     start_up = 1800.0
     sources_path = "/server_info"

@@ -261,6 +261,7 @@ class Gateway:
             dropped=dropped,
             loop=self._monitor,
             parity=self._matching.parity,
+            truth=lambda: self._matching.truth,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),
             prefix_maps=lambda: feeds.index.maps if (feeds := self._matching.feeds) is not None else {},
         )

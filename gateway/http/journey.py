@@ -7,6 +7,7 @@ from gateway.http.errors import client_error, method_not_allowed
 from gateway.http.headers import RequestHead, RequestIds, scan_request
 from gateway.http.routes import Body, Route
 from gateway.telemetry.metrics import Outcome
+from policies.base import NO_MATCH
 
 if TYPE_CHECKING:
     from aiohttp.http_parser import RawRequestMessage
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.worker import Lease, Worker
     from gateway.http.server import Request
+    from gateway.http.watch import UsageWatch
     from gateway.prefix.lookup import Lookup
     from gateway.telemetry.spans import ServerSpan
 
@@ -37,7 +39,8 @@ class Journey:
         worker: of the latest attempt.
         lease: of the latest attempt's worker.
         lookup: the prompt and who holds it, where the fleet's policy wants to know.
-        predicted: tokens of the prompt that the chosen worker was believed to hold.
+        match: what the chosen worker was believed to hold of it.
+        watch: sees the answer's usage, where there is a `lookup`.
         attempts: how many have begun.
         retrying: it counts against the retry budget.
         status: of the answer that the client got, 0 when it got none.
@@ -54,11 +57,11 @@ class Journey:
         "head",
         "lease",
         "lookup",
+        "match",
         "model",
         "multipart",
         "outcome",
         "parsed",
-        "predicted",
         "request",
         "retrying",
         "route",
@@ -66,6 +69,7 @@ class Journey:
         "start",
         "status",
         "target",
+        "watch",
         "worker",
     )
 
@@ -83,7 +87,8 @@ class Journey:
         self.worker: Worker | None = None
         self.lease: Lease | None = None
         self.lookup: Lookup | None = None
-        self.predicted = 0
+        self.match = NO_MATCH
+        self.watch: UsageWatch | None = None
         self.span: ServerSpan | None = None
         self.attempts = 0
         self.retrying = False

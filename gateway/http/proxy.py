@@ -7,6 +7,7 @@ once, with exactly one of three outcomes: completed, client gone, failed.
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -21,8 +22,10 @@ from gateway.http.local import LocalAnswers, model_not_found
 from gateway.http.relay import Exchange, set_deadlines
 from gateway.http.routes import ROUTES
 from gateway.http.server import CLOSE, KEEP, Answered, Request
+from gateway.http.splice import with_include_usage, with_token_ids
 from gateway.http.sweep import gateway_stopping
 from gateway.http.upstream import upstream_error
+from gateway.http.watch import UsageWatch
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.w3c import is_valid_traceparent
 from policies.base import Candidate, RouteRequest
@@ -44,6 +47,8 @@ _log = structlog.get_logger(__name__)
 
 _NOT_IMPLEMENTED = 501
 _STALE = "stale_connection"
+_COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Paths whose streams carry usage only if they are asked to."""
 _KINDS: Mapping[str, FailureKind] = {
     "upstream_connect": FailureKind.CONNECT,
     "upstream_connect_timeout": FailureKind.CONNECT,
@@ -182,10 +187,9 @@ class Proxy:
                 self._metrics.retry(error.error_type)
             worker = cast("Worker", decision.chosen.worker)
             # Nothing is awaited between the decision and this line: the next decision sees this request.
-            held = decision.chosen.match.tokens
-            lease = journey.lease = worker.acquire(request.prompt_tokens, max(0, request.prompt_tokens - held))
+            match = journey.match = decision.chosen.match
+            lease = journey.lease = worker.acquire(request.prompt_tokens, max(0, request.prompt_tokens - match.tokens))
             if lookup is not None:
-                journey.predicted = held
                 self.matchers[fleet.name].sent(worker.id, lookup, journey.start)
             try:
                 error = await self._attempt(journey, request, fleet, worker)
@@ -248,7 +252,7 @@ class Proxy:
         exchange: Exchange | None = None
         error_type: str | None = None
         try:
-            body = _body_for(journey, worker)
+            body = self._body_for(journey, worker)
             connection = None if fresh else self._pool.take(worker)
             if connection is None:
                 connection = await self._pool.connect(worker, fleet.timeouts.connect)
@@ -262,6 +266,8 @@ class Proxy:
             if not relayed or status >= 500:
                 error_type = str(status)
             if relayed:
+                if journey.watch is not None and status == HTTPStatus.OK and not exchange.encoded:
+                    self._compare(journey, worker, journey.watch, stream=exchange.stream)
                 return None
             return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
         except GatewayError as error:
@@ -290,6 +296,27 @@ class Proxy:
                 first_byte = exchange.first_byte - start if exchange is not None and exchange.first_byte else None
                 span.end(status or None, error_type, first_byte)
 
+    def _body_for(self, journey: Journey, worker: "Worker") -> bytes:
+        """The body that `worker` gets: the client's own bytes, but for what has to be another there.
+
+        That is the model, where the worker calls it by another name; that a stream ends with its usage, where that is wanted to compare predictions
+        with; and the prompt's ids, where they spare the worker work.
+        """
+        body, model, lookup = journey.body, journey.model, journey.lookup
+        if lookup is not None and journey.route.path in _COMPLETIONS:
+            body = with_include_usage(body, journey.parsed, worker_default=worker.driver.usage_by_default)
+        asked = body is not journey.body
+        if model is not None and model != worker.model:
+            if journey.multipart is not None:
+                return journey.multipart.replaced(worker.model)
+            body = with_model(body, model, worker.model)
+        if lookup is not None:
+            journey.watch = UsageWatch(asked=asked)
+            ids = self.matchers[lookup.fleet].ids(worker, journey.route.path, lookup)
+            if ids is not None:
+                body = with_token_ids(body, journey.parsed, ids)
+        return body
+
     def _exchange(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> Exchange:
         message = journey.request.message
         assert journey.lease is not None
@@ -306,6 +333,7 @@ class Proxy:
             http10=message.version != (1, 1),
             keep_alive=not (message.should_close or message.upgrade or self.draining),
             retry_statuses=fleet.retries.statuses,
+            watch=journey.watch,
             pass_on=partial(self._pass_on, journey, request, fleet, worker),
         )
         set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.parsed.get("stream") is True)
@@ -326,6 +354,14 @@ class Proxy:
             # After a clean end this does nothing; after a cancellation the worker stops at once.
             exchange.client_gone()
             journey.request.keep_alive = exchange.keep_alive
+
+    def _compare(self, journey: Journey, worker: "Worker", watch: UsageWatch, *, stream: bool) -> None:
+        """Hold what the answer says it cost against what was predicted."""
+        lookup = journey.lookup
+        usage = watch.usage(journey.route.dialect, stream=stream)
+        matcher = self.matchers.get(lookup.fleet) if lookup is not None else None
+        if usage is not None and lookup is not None and matcher is not None:
+            matcher.answered(worker, lookup, journey.match, usage, self._loop.time())
 
     def _judge(self, worker: "Worker", status: int) -> None:
         """Tell the health monitor what an answer's status says about its worker."""
@@ -439,16 +475,6 @@ def _origin_form(target: str) -> str:
     authority, slash, path = rest.partition("/")
     # In http://host?/v1/models the path is empty and the slash stands in the query.
     return f"/{path}" if slash and "?" not in authority and "#" not in authority else "/"
-
-
-def _body_for(journey: Journey, worker: "Worker") -> bytes:
-    """The body that `worker` gets: the client's own bytes, unless the model has another name there."""
-    model = journey.model
-    if model == worker.model or model is None:
-        return journey.body
-    if journey.multipart is not None:
-        return journey.multipart.replaced(worker.model)
-    return with_model(journey.body, model, worker.model)
 
 
 def _head_for(journey: Journey, worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:

@@ -7,6 +7,7 @@ do better (nothing was written), or a `GatewayError`.
 
 import asyncio
 import math
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import GatewayError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.config.schema import Timeouts
     from gateway.fleet.worker import Lease
     from gateway.http.upstream import UpstreamConnection, UpstreamPool
+    from gateway.http.watch import UsageWatch
 
 _TAIL = 8
 
@@ -86,6 +88,7 @@ class Exchange:
         "status",
         "stream",
         "total_deadline",
+        "watch",
     )
 
     def __init__(
@@ -101,6 +104,7 @@ class Exchange:
         keep_alive: bool,
         retry_statuses: "Container[int]",
         pass_on: "Callable[[], bool]",
+        watch: "UsageWatch | None" = None,
     ) -> None:
         """Statuses in `retry_statuses` are not relayed if `pass_on`, asked when one comes, says that another worker will try."""
         self.client = client
@@ -122,6 +126,7 @@ class Exchange:
         self._framed = False
         self._until_close = False
         self.keep_alive = keep_alive
+        self.watch = watch
         self.started = False
         self.first_byte = 0.0
         self.first_byte_deadline = self.total_deadline = self.silence = math.inf
@@ -200,6 +205,10 @@ class Exchange:
             connection=connection.connection_field,
         )
         self.started = True
+        if self.watch is not None:
+            self.watch.begin(
+                strip=self.stream and not self.encoded and status == HTTPStatus.OK and connection.length is None
+            )
         if not connection.has_pieces:
             self._out(self._last)
             self._last = b""
@@ -209,6 +218,11 @@ class Exchange:
         """A part of the answer's body, without framing."""
         if not self.first_byte:
             self._first_byte()
+        if self.watch is not None:
+            data = self.watch.body(data)
+            if not data and self.bytes_out:
+                self.moved = True
+                return
         framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunk_out and data else data
         if self.bytes_out:
             self._out(framed)
@@ -222,6 +236,11 @@ class Exchange:
         """Whole chunks, framed as they came."""
         if not self.first_byte:
             self._first_byte()
+        if self.watch is not None:
+            data = self.watch.chunks(data)
+            if not data:
+                self.moved = True
+                return
         self._write(data)
         self.bytes_out += len(data)
         self.moved = True
@@ -231,6 +250,7 @@ class Exchange:
     def end(self, connection: "UpstreamConnection | None" = None) -> None:
         """The answer is whole; `connection`, when given, may carry another request."""
         self._connection = None
+        self._release_held()
         if self._chunk_out:
             self._out(b"0\r\n\r\n")
         if connection is not None:
@@ -271,6 +291,14 @@ class Exchange:
         self._connection = None
         if connection is not None:
             connection.abort()
+
+    def _release_held(self) -> None:
+        """Send what the watch held back because it might have been the event to take out."""
+        held = self.watch.release() if self.watch is not None else b""
+        if held:
+            self._out(b"%x\r\n%b\r\n" % (len(held), held) if self._chunk_out else held)
+            self._last = held
+            self._framed = False
 
     def _first_byte(self) -> None:
         self.first_byte = self._loop.time()

@@ -14,21 +14,27 @@ from gateway.prompt.prompt import How, Prompt
 from policies.base import NO_MATCH, Candidate, Match
 
 if TYPE_CHECKING:
+    from gateway.fleet.worker import Worker
+    from gateway.http.usage import Usage
     from gateway.prefix.feed import Feeds
+    from gateway.prefix.truth import Truth
     from gateway.prompt.chain_cache import ChainCache
     from gateway.prompt.guard import PromptMaker
     from gateway.prompt.parity import Parity
+    from gateway.prompt.passing import TokenPassing
 
 
 class Lookup(msgspec.Struct, frozen=True, gc=False):
     """One prompt, looked up.
 
     Attributes:
+        fleet: whose workers may take it.
         prompt: its tokens and how they are known.
         chains: its block hashes by block size; empty when nothing can match.
         matches: what each worker holds of it, by worker id; those that hold nothing are left out.
     """
 
+    fleet: str
     prompt: Prompt
     chains: Mapping[int, Chain]
     matches: Mapping[str, Match]
@@ -52,10 +58,18 @@ class Matcher:
         parity: says whether they are the workers'.
     """
 
-    __slots__ = ("_chains", "_feeds", "_model", "_root_plain", "parity", "prompter")
+    __slots__ = ("_chains", "_feeds", "_model", "_passing", "_root_plain", "_truth", "parity", "prompter")
 
     def __init__(
-        self, model: str, prompter: "PromptMaker", parity: "Parity", chains: "ChainCache", feeds: "Feeds"
+        self,
+        model: str,
+        prompter: "PromptMaker",
+        *,
+        parity: "Parity",
+        passing: "TokenPassing",
+        chains: "ChainCache",
+        feeds: "Feeds",
+        truth: "Truth",
     ) -> None:
         """`model` is the namespace: the fleet's name, as its workers' events are filed under."""
         self._model = model
@@ -63,6 +77,8 @@ class Matcher:
         self.parity = parity
         self._chains = chains
         self._feeds = feeds
+        self._passing = passing
+        self._truth = truth
         self._root_plain = chains.hasher.root(model)
 
     def now(self, path: str, body: Mapping[str, Any], size: int) -> Lookup | None:
@@ -79,12 +95,30 @@ class Matcher:
         if lookup.chains:
             self._feeds.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
 
+    def ids(self, worker: "Worker", path: str, lookup: Lookup) -> bytes | None:
+        """The prompt's ids as JSON if they are to go along with the request, else None."""
+        return self._passing.ids(worker, path, lookup.prompt)
+
+    def answered(self, worker: "Worker", lookup: Lookup, match: Match, usage: "Usage", now: float) -> None:
+        """The worker has said what the request cost it: compare with what was predicted, and with our count of tokens."""
+        prompt = lookup.prompt
+        if prompt.how is not How.EXACT:
+            return
+        expected = prompt.token_count + sum(other.token_count for other in prompt.also)
+        self.parity.observed(worker.id, expected, usage.prompt_tokens)
+        if usage.cached_tokens is None or prompt.also:
+            return
+        block_size = max(lookup.chains, default=1)
+        score = self._truth.of(worker.id)
+        if score.compare(match, usage.cached_tokens, prompt.token_count, block_size, now):
+            self._feeds.resync(worker.id)
+
     def _look_up(self, prompt: Prompt, body: Mapping[str, Any]) -> Lookup:
         sizes = self._feeds.block_sizes
         if prompt.how is How.NONE or not sizes:
-            return Lookup(prompt, {}, {})
+            return Lookup(self._model, prompt, {}, {})
         chains = self._chains.chains(prompt, self._root(body.get("cache_salt"), prompt.how), sizes)
-        return Lookup(prompt, chains, self._feeds.match(chains))
+        return Lookup(self._model, prompt, chains, self._feeds.match(chains))
 
     def _root(self, cache_salt: object, how: How) -> int:
         """The namespace of this request's blocks.

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from gateway.prefix.feed import Feeds
 from gateway.prefix.index import PrefixIndex
 from gateway.prefix.lookup import Matcher
+from gateway.prefix.truth import Truth
 from gateway.prompt import hub
 from gateway.prompt.blocks import Hasher
 from gateway.prompt.chain_cache import ChainCache
 from gateway.prompt.guard import GuardedPrompter, PromptMaker
 from gateway.prompt.oracle import OraclePrompter
 from gateway.prompt.parity import Parity
+from gateway.prompt.passing import TokenPassing
 from gateway.prompt.prompter import Prompter
 from gateway.tasks import TaskGroup
 from policies.base import Policy, knowledge_of
@@ -64,13 +66,15 @@ class _Prompts:
             inner = OraclePrompter(lambda: self.workers, session, mode=model.oracle)
             self.parity = Parity(fleet.name, None, session)
         self.maker = GuardedPrompter(inner, self.parity)
+        self.passing = TokenPassing(model.pass_token_ids, self.parity, session)
 
     @staticmethod
-    def source(model: "Model") -> tuple[str | None, str]:
-        """What of the configuration decides how prompts are made."""
-        return model.tokenizer, model.oracle
+    def source(model: "Model") -> tuple[str | None, str, str]:
+        """What of the configuration decides how prompts are made and sent."""
+        return model.tokenizer, model.oracle, model.pass_token_ids
 
     async def stop(self) -> None:
+        await self.passing.stop()
         await self.parity.stop()
         self.maker.close()
 
@@ -82,6 +86,7 @@ class Matching:
         matchers: by fleet name; fleets whose policy does not care have none, and cost nothing.
         feeds: the workers' KV events; None as long as no fleet wants them.
         chains: the memory of chains.
+        truth: predicted against actual cached tokens.
     """
 
     def __init__(self, config: "Config", session: "aiohttp.ClientSession") -> None:
@@ -95,6 +100,7 @@ class Matching:
         self.matchers: Mapping[str, Matcher] = {}
         self.feeds: Feeds | None = None
         self.chains = ChainCache(Hasher(secrets.randbits(32)))
+        self.truth = Truth()
 
     def prepare(self, config: "Config", build_policy: Callable[[str], Policy]) -> "dict[str, PromptTokenizer]":
         """Load the tokenizers of the models whose policy reads matches. Blocks: call it in a thread.
@@ -136,8 +142,18 @@ class Matching:
                 del before[fleet.name]
                 prompts.workers = fleet.workers
                 prompts.parity.update(fleet.workers)
+                prompts.passing.keep(set(fleet.workers))
             self._prompts[fleet.name] = prompts
-            matchers[fleet.name] = Matcher(fleet.name, prompts.maker, prompts.parity, self.chains, self.feeds)
+            matchers[fleet.name] = Matcher(
+                fleet.name,
+                prompts.maker,
+                parity=prompts.parity,
+                passing=prompts.passing,
+                chains=self.chains,
+                feeds=self.feeds,
+                truth=self.truth,
+            )
+        self.truth.keep({worker.id for worker in fleets.workers()})
         for name, prompts in before.items():
             self._tasks.spawn(f"stop {name}", prompts.stop())
         self.matchers = matchers

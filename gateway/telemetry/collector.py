@@ -13,10 +13,12 @@ from gateway.telemetry import names
 from gateway.telemetry.histogram import DURATION_BOUNDS, FIRST_TOKEN_BOUNDS, Histogram
 from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
+from gateway.telemetry.truth import truth_families
 
 if TYPE_CHECKING:
     from gateway.prefix.feed_status import FeedStatus
     from gateway.prefix.map import PrefixMap
+    from gateway.prefix.truth import WorkerTruth
     from gateway.prompt.parity_status import ParityStatus
     from gateway.telemetry.loop import LoopMonitor
     from gateway.telemetry.metrics import Metrics
@@ -60,6 +62,7 @@ class Readings:
         feeds: how each worker's cache is known; empty when nobody wants to know.
         prefix_maps: by block size.
         parity: how every worker's tokens agree with ours, each with its fleet's name.
+        truth: predicted against actual cached tokens, by worker.
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
@@ -71,6 +74,7 @@ class Readings:
     feeds: "Callable[[], Iterable[FeedStatus]]" = tuple
     prefix_maps: "Callable[[], Mapping[int, PrefixMap]]" = dict
     parity: "Callable[[], Iterable[tuple[str, ParityStatus]]]" = tuple
+    truth: "Callable[[], Iterable[tuple[str, WorkerTruth]]]" = tuple
 
 
 class Snapshot(BaseCollector):
@@ -103,6 +107,7 @@ class Collector:
             *feed_families(readings.feeds()),
             *map_families(readings.prefix_maps()),
             *parity_families(readings.parity()),
+            *truth_families(readings.truth()),
         )
         return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *prefix, *self._process()])
 
