@@ -14,6 +14,7 @@ from gateway.errors import GatewayError
 from gateway.http.errors import error_event
 from gateway.http.headers import response_head
 from gateway.http.routes import Dialect
+from gateway.http.tail import chunk_payloads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -318,10 +319,12 @@ class Exchange:
         """
         if self.client.transport is None or not self.stream or self.encoded:
             return
-        tail = self._last[-_TAIL:]
+        tail = self._last
         if self._framed:
-            tail = tail[:-2]
-        event = error_event(error, self._dialect, tail)
+            # Of the last chunk only: the line breaks around its size are framing, however much they look like an event's end.
+            start, end = chunk_payloads(tail)[-1]
+            tail = tail[start:end]
+        event = error_event(error, self._dialect, tail[-_TAIL:])
         if self._chunk_out:
             self._out(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
         elif self._until_close:
