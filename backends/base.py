@@ -34,6 +34,10 @@ class Driver(Protocol):
         """What it takes ``include_usage`` for in a ``stream_options`` object that does not name it."""
 
     @property
+    def credits_blocks(self) -> bool:
+        """A cached prefix saves work block by block. False: in whole segments or buckets, so less may be used than is held."""
+
+    @property
     def models_path(self) -> str:
         """Where its model cards are, usually ``/v1/models``."""
 

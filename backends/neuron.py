@@ -12,4 +12,5 @@ class NeuronDriver(VLLMDriver):
     """
 
     name = "neuron"
+    credits_blocks = False
     start_up = 5400.0

@@ -19,6 +19,7 @@ class OpenAIDriver:
 
     name = "openai"
     usage_by_default = True
+    credits_blocks = True
     health_path = "/v1/models"
     models_path = "/v1/models"
     start_up = 600.0

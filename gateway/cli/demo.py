@@ -119,7 +119,13 @@ async def _start_workers(arguments: argparse.Namespace) -> "list[SimulatedWorker
     for number in range(arguments.workers):
         for port in (_FIRST_WORKER_PORT + number, 0):
             options = WorkerOptions(
-                port=port, profile=arguments.profile, model=_MODEL, speed=arguments.speed, seed=number
+                port=port,
+                profile=arguments.profile,
+                model=_MODEL,
+                speed=arguments.speed,
+                seed=number,
+                kv_events="tcp://127.0.0.1:*",
+                kv_events_replay="tcp://127.0.0.1:*",
             )
             worker = SimulatedWorker(options, tokenizer=tokenizer)
             try:
@@ -137,12 +143,14 @@ def _config(arguments: argparse.Namespace, base: "Config | None", workers: "Sequ
     import msgspec  # noqa: PLC0415
 
     from gateway.config.schema import Capabilities, Config, Model, Worker  # noqa: PLC0415
+    from simulator.tokenizer import DATA  # noqa: PLC0415
 
-    policy = base.models[0].policy if base is not None and base.models else "leastload"
+    policy = base.models[0].policy if base is not None and base.models else "kvaware"
     model = Model(
         name=_MODEL,
         aliases=_ALIASES,
         policy=policy,
+        tokenizer=str(DATA),
         workers=tuple(
             Worker(url=worker.url, driver="neuron", capabilities=Capabilities(profile=arguments.profile))
             for worker in workers

@@ -39,6 +39,7 @@ async def _serve(config: "Config", path: Path) -> int:
     import structlog  # noqa: PLC0415
 
     from gateway.app import Gateway  # noqa: PLC0415
+    from gateway.prompt.tokenizer import TokenizerError  # noqa: PLC0415
     from gateway.telemetry import logs  # noqa: PLC0415
 
     logging = logs.configure(config.telemetry.logs)
@@ -63,6 +64,9 @@ async def _serve(config: "Config", path: Path) -> int:
             except OSError as error:
                 complain(f"can't listen: {error}")
                 return 1
+            except TokenizerError as error:
+                complain(f"a model's tokenizer can't be loaded: {error}")
+                return 2
             log.info(
                 "serving",
                 listen=f"{config.listen.host}:{gateway.port}",

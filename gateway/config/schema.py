@@ -212,7 +212,7 @@ class Model(Struct, frozen=True, kw_only=True):
     aliases: tuple[Name, ...] = ()
     """Other names that clients may use; rewritten to `name` on the way out."""
     policy: Name = "leastload"
-    """Who chooses the worker: a preset (roundrobin, leastload, p2c, session, chwbl) or a name under `policies`."""
+    """Who chooses the worker: a preset (kvaware, prefixaware, lmetric, leastload, p2c, roundrobin, session, chwbl) or a name under `policies`."""
     workers: tuple[Worker, ...]
     """At least one."""
     tokenizer: str | None = None
@@ -246,7 +246,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Filters, then scorers, then a picker; or a preset with other parameters than its defaults."""
 
     preset: Name | None = None
-    """A preset (roundrobin, leastload, p2c, session, chwbl) instead of steps."""
+    """A preset (kvaware, prefixaware, lmetric, leastload, p2c, roundrobin, session, chwbl) instead of steps."""
     parameters: dict[str, Any] = {}
     """The preset's parameters."""
     filters: tuple[Step, ...] = ()

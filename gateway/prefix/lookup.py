@@ -110,7 +110,8 @@ class Matcher:
             return
         block_size = max(lookup.chains, default=1)
         score = self._truth.of(worker.id)
-        if score.compare(match, usage.cached_tokens, prompt.token_count, block_size, now):
+        judge = worker.driver.credits_blocks
+        if score.compare(match, usage.cached_tokens, prompt.token_count, block_size, now, judge=judge):
             self._feeds.resync(worker.id)
 
     def _look_up(self, prompt: Prompt, body: Mapping[str, Any]) -> Lookup:

@@ -45,7 +45,9 @@ class WorkerTruth:
         self._recent = 0  # one bit per prediction from events, the latest lowest; set: over by more than a block
         self._resynced = -QUIET
 
-    def compare(self, match: Match, cached: int, prompt: int, block_size: int, now: float) -> bool:
+    def compare(
+        self, match: Match, cached: int, prompt: int, block_size: int, now: float, *, judge: bool = True
+    ) -> bool:
         """Count one answer in; True if the worker should be followed anew.
 
         Args:
@@ -54,6 +56,7 @@ class WorkerTruth:
             prompt: tokens of the prompt.
             block_size: of the worker; an engine never takes the last token from its cache, so one block more or less is no error.
             now: monotonic seconds.
+            judge: a prediction that was too high means that something was missed; not so where a worker uses less than it holds.
         """
         predicted = min(match.tokens, prompt)
         self.answers += 1
@@ -64,7 +67,7 @@ class WorkerTruth:
             self.over_tokens += predicted - cached
         else:
             self.under_tokens += cached - predicted
-        if match.source != "event":
+        if match.source != "event" or not judge:
             # What is only expected or remembered may be wrong without anybody having missed anything.
             return False
         self._recent = (self._recent << 1 | (predicted > cached + block_size)) & ((1 << WINDOW) - 1)
