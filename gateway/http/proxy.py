@@ -189,8 +189,9 @@ class Proxy:
             # Nothing is awaited between the decision and this line: the next decision sees this request.
             match = journey.match = decision.chosen.match
             lease = journey.lease = worker.acquire(request.prompt_tokens, max(0, request.prompt_tokens - match.tokens))
-            if lookup is not None:
-                self.matchers[fleet.name].sent(worker.id, lookup, journey.start)
+            # A reload since the lookup may have left this fleet without a matcher.
+            if lookup is not None and (matcher := self.matchers.get(fleet.name)) is not None:
+                matcher.sent(worker.id, lookup, journey.start)
             try:
                 error = await self._attempt(journey, request, fleet, worker)
                 if error is not None and error.retry is Retry.IF_REUSED:
@@ -312,7 +313,8 @@ class Proxy:
             body = with_model(body, model, worker.model)
         if lookup is not None:
             journey.watch = UsageWatch(asked=asked)
-            ids = self.matchers[lookup.fleet].ids(worker, journey.route.path, lookup)
+            matcher = self.matchers.get(lookup.fleet)
+            ids = matcher.ids(worker, journey.route.path, lookup, journey.parsed) if matcher is not None else None
             if ids is not None:
                 body = with_token_ids(body, journey.parsed, ids)
         return body

@@ -95,9 +95,9 @@ class Matcher:
         if lookup.chains:
             self._feeds.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
 
-    def ids(self, worker: "Worker", path: str, lookup: Lookup) -> bytes | None:
+    def ids(self, worker: "Worker", path: str, lookup: Lookup, body: Mapping[str, Any]) -> bytes | None:
         """The prompt's ids as JSON if they are to go along with the request, else None."""
-        return self._passing.ids(worker, path, lookup.prompt)
+        return self._passing.ids(worker, path, lookup.prompt, body)
 
     def answered(self, worker: "Worker", lookup: Lookup, match: Match, usage: "Usage", now: float) -> None:
         """The worker has said what the request cost it: compare with what was predicted, and with our count of tokens."""

@@ -167,6 +167,11 @@ class Parity:
         record = self._records.get(worker_id)
         return record is not None and self._proven(record)
 
+    def proven_since(self, worker_id: str) -> float | None:
+        """When what is proven of a worker was found out, on the loop's clock: another time after each of its starts. None: nothing is."""
+        record = self._records.get(worker_id)
+        return record.since if record is not None and self._proven(record) else None
+
     def observed(self, worker_id: str, expected: int, actual: int) -> None:
         """An answer named its count of prompt tokens. Call it for prompts that are exact only.
 
