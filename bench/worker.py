@@ -19,9 +19,10 @@ _EVENT: Final = (
 _STREAM: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+# Without `usage`: counts that are not the prompt's would prove to the gateway that its tokenizer is another one.
 _ANSWER: Final = (
     b'{"id":"chatcmpl-1","object":"chat.completion","created":1700000000,"model":"m","choices":[{"index":0,"message":'
-    b'{"role":"assistant","content":"hello"},"finish_reason":"stop"}],"usage":{"prompt_tokens":10,"completion_tokens":1,"total_tokens":11}}'
+    b'{"role":"assistant","content":"hello"},"finish_reason":"stop"}]}'
 )
 _MODELS: Final = (
     b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"bench","max_model_len":131072}]}'
