@@ -21,11 +21,11 @@ from gateway.fleet.fleet import Fleets
 from gateway.fleet.health import HealthMonitor
 from gateway.fleet.models import ModelCards
 from gateway.http.headers import RequestIds
+from gateway.http.pool import UpstreamPool
 from gateway.http.proxy import Proxy
 from gateway.http.routes import ROUTES
 from gateway.http.server import GatewayServer
 from gateway.http.sweep import Sweeper, gateway_stopping
-from gateway.http.upstream import UpstreamPool
 from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
 from gateway.prefix.matching import Matching
 from gateway.prompt.tokenizer import TokenizerError

@@ -14,20 +14,19 @@ import structlog
 
 from gateway.errors import GatewayError, Retry, Source
 from gateway.fleet.states import FailureKind
-from gateway.http.body import with_model
 from gateway.http.errors import client_error, error_answer, unexpected
 from gateway.http.headers import RequestIds
 from gateway.http.journey import Journey
 from gateway.http.local import LocalAnswers, model_not_found
+from gateway.http.outgoing import body_for, head_for
 from gateway.http.relay import Exchange, set_deadlines
-from gateway.http.routes import ROUTES
+from gateway.http.report import report
+from gateway.http.routes import ROUTES, origin_form
 from gateway.http.server import CLOSE, KEEP, Answered, Request
-from gateway.http.splice import with_include_usage, with_token_ids
 from gateway.http.sweep import gateway_stopping
 from gateway.http.upstream import upstream_error
 from gateway.http.watch import UsageWatch
 from gateway.telemetry.metrics import Outcome
-from gateway.telemetry.w3c import is_valid_traceparent
 from policies.base import Candidate, RouteRequest
 
 if TYPE_CHECKING:
@@ -36,19 +35,17 @@ if TYPE_CHECKING:
     from gateway.fleet.health import HealthMonitor
     from gateway.fleet.models import ModelCards
     from gateway.fleet.worker import Worker
+    from gateway.http.pool import UpstreamPool
     from gateway.http.sweep import Sweeper
-    from gateway.http.upstream import UpstreamPool
     from gateway.prefix.lookup import Lookup, Matcher
     from gateway.telemetry.logs import RequestLog
     from gateway.telemetry.metrics import Metrics
-    from gateway.telemetry.spans import AttemptSpan, Tracing
+    from gateway.telemetry.spans import Tracing
 
 _log = structlog.get_logger(__name__)
 
 _NOT_IMPLEMENTED = 501
 _STALE = "stale_connection"
-_COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Paths whose streams carry usage only if they are asked to."""
 _KINDS: Mapping[str, FailureKind] = {
     "upstream_connect": FailureKind.CONNECT,
     "upstream_connect_timeout": FailureKind.CONNECT,
@@ -119,9 +116,7 @@ class Proxy:
     async def handle(self, request: Request) -> Answered:
         """Answer one request."""
         message = request.message
-        target = message.path
-        if target[:1] != "/":
-            target = _origin_form(target)
+        target = origin_form(message.path)
         route = ROUTES.get(target) or ROUTES.get(target.partition("?")[0])
         if route is None:
             return await self._local.answer(request, target.partition("?")[0])
@@ -253,14 +248,14 @@ class Proxy:
         exchange: Exchange | None = None
         error_type: str | None = None
         try:
-            body = self._body_for(journey, worker)
+            body = body_for(journey, worker, self.matchers)
             connection = None if fresh else self._pool.take(worker)
             if connection is None:
                 connection = await self._pool.connect(worker, fleet.timeouts.connect)
             else:
                 reused = True
             exchange = self._exchange(journey, request, fleet, worker)
-            exchange.prepare(connection, _head_for(journey, worker, span, len(body)), body)
+            exchange.prepare(connection, head_for(journey, worker, span, len(body)), body)
             relayed = await self._exchanged(journey, exchange)
             status = exchange.status
             self._judge(worker, status)
@@ -296,28 +291,6 @@ class Proxy:
             if span is not None:
                 first_byte = exchange.first_byte - start if exchange is not None and exchange.first_byte else None
                 span.end(status or None, error_type, first_byte)
-
-    def _body_for(self, journey: Journey, worker: "Worker") -> bytes:
-        """The body that `worker` gets: the client's own bytes, but for what has to be another there.
-
-        That is the model, where the worker calls it by another name; that a stream ends with its usage, where that is wanted to compare predictions
-        with; and the prompt's ids, where they spare the worker work.
-        """
-        body, model, lookup = journey.body, journey.model, journey.lookup
-        if lookup is not None and journey.route.path in _COMPLETIONS:
-            body = with_include_usage(body, journey.parsed, worker_default=worker.driver.usage_by_default)
-        asked = body is not journey.body
-        if model is not None and model != worker.model:
-            if journey.multipart is not None:
-                return journey.multipart.replaced(worker.model)
-            body = with_model(body, model, worker.model)
-        if lookup is not None:
-            journey.watch = UsageWatch(asked=asked)
-            matcher = self.matchers.get(lookup.fleet)
-            ids = matcher.ids(worker, journey.route.path, lookup, journey.parsed) if matcher is not None else None
-            if ids is not None:
-                body = with_token_ids(body, journey.parsed, ids)
-        return body
 
     def _exchange(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> Exchange:
         message = journey.request.message
@@ -421,81 +394,9 @@ class Proxy:
         """Count the request out: always called, exactly once."""
         if journey.retrying:
             self._retrying -= 1
-        fleet = journey.fleet
-        model = fleet.name if fleet is not None else ""
-        duration = self._loop.time() - journey.start
-        self._metrics.request_ended(
-            model,
-            journey.route.path,
-            journey.status,
-            journey.outcome,
-            duration,
-            journey.first_byte,
-            journey.bytes_out,
-            journey.error_type,
+        report(
+            journey, self._loop.time() - journey.start, self._metrics, self._request_log, successes=self._log_successes
         )
-        span = journey.span
-        worker_id = journey.worker.id if journey.worker is not None else None
-        if span is not None:
-            span.end(
-                journey.status,
-                journey.outcome,
-                journey.error_type,
-                model=model or None,
-                worker_id=worker_id,
-                request_id=journey.request_id.decode(),
-                policy=fleet.policy_name if fleet is not None else None,
-                attempts=journey.attempts,
-                first_byte=journey.first_byte,
-                bytes_out=journey.bytes_out,
-            )
-        if self._log_successes or journey.outcome is Outcome.FAILED:
-            self._request_log.ended(
-                request_id=journey.request_id.decode(),
-                trace_id=span.trace_id if span is not None else None,
-                model=model or None,
-                path=journey.route.path,
-                worker=worker_id,
-                status=journey.status,
-                outcome=journey.outcome,
-                error_type=journey.error_type,
-                duration=duration,
-                first_byte=journey.first_byte,
-                attempts=journey.attempts,
-                bytes_out=journey.bytes_out,
-            )
-
-
-def _origin_form(target: str) -> str:
-    """The path and query of an absolute-form target (RFC 9112, section 3.2.2); other forms stay as they are.
-
-    The authority in it decides nothing; Host is checked all the same.
-    """
-    scheme, _, rest = target.partition("://")
-    if scheme.lower() not in {"http", "https"}:
-        return target
-    authority, slash, path = rest.partition("/")
-    # In http://host?/v1/models the path is empty and the slash stands in the query.
-    return f"/{path}" if slash and "?" not in authority and "#" not in authority else "/"
-
-
-def _head_for(journey: Journey, worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:
-    """The head of the request to `worker`."""
-    head = journey.head
-    assert head is not None
-    if span is not None:
-        trace = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in span.inject()])
-    else:
-        trace = head.trace_lines(is_valid_traceparent) if head.trace else b""
-    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
-        worker.base_path.encode(),
-        journey.target.encode("utf-8", "surrogateescape"),
-        worker.authority,
-        b"authorization: Bearer %b\r\n" % worker.api_key.encode() if worker.api_key else head.authorization,
-        trace,
-        b"".join(head.lines),
-        length,
-    )
 
 
 def _no_healthy_worker() -> GatewayError:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from gateway.config.schema import Timeouts
     from gateway.fleet.worker import Lease
-    from gateway.http.upstream import UpstreamConnection, UpstreamPool
+    from gateway.http.pool import UpstreamPool
+    from gateway.http.upstream import UpstreamConnection
     from gateway.http.watch import UsageWatch
 
 _TAIL = 8

@@ -71,3 +71,18 @@ MODELS_PATH = "/v1/models"
 PING_PATH = "/ping"
 LOCAL_PATHS = (MODELS_PATH, PING_PATH)
 """Answered by the gateway itself."""
+
+
+def origin_form(target: str) -> str:
+    """A request target as path and query. Of an absolute form (RFC 9112, section 3.2.2) that is the rest; others stay as they are.
+
+    The authority in an absolute form decides nothing; Host is checked all the same.
+    """
+    if target[:1] == "/":
+        return target
+    scheme, _, rest = target.partition("://")
+    if scheme.lower() not in {"http", "https"}:
+        return target
+    authority, slash, path = rest.partition("/")
+    # In http://host?/v1/models the path is empty and the slash stands in the query.
+    return f"/{path}" if slash and "?" not in authority and "#" not in authority else "/"

@@ -12,9 +12,9 @@ from gateway.http.errors import client_error
 from gateway.http.upstream import upstream_error
 
 if TYPE_CHECKING:
+    from gateway.http.pool import UpstreamPool
     from gateway.http.relay import Exchange
     from gateway.http.server import GatewayServer
-    from gateway.http.upstream import UpstreamPool
 
 PERIOD = 0.25
 """Seconds between two looks: the precision of every time limit here."""

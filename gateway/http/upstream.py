@@ -1,16 +1,15 @@
-"""Connections to workers: the response parser, the pool, and the hot path of the relay.
+"""A connection to a worker: the response parser, and the hot path of the relay.
 
 An `UpstreamConnection` is an asyncio protocol that writes a worker's bytes to the client's transport from within `data_received`: no
-task, no queue, no copy between them. `Exchange` (in `gateway.http.relay`) is what it talks to; the pool keeps idle ones per worker.
+task, no queue, no copy between them. `Exchange` (in `gateway.http.relay`) is what it talks to; `gateway.http.pool` keeps idle ones per worker.
 """
 
 import asyncio
-import ssl
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from gateway.errors import OUT_OF_RESOURCES, GatewayError, Retry, Source
+from gateway.errors import GatewayError, Retry, Source
 from gateway.http.chunks import whole_chunks
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def upstream_error(error_type: str, message: str, *, status: int = 502, retry: R
     return GatewayError(status, error_type, message, source=Source.WORKER, code=error_type, retry=retry)
 
 
-def _unreachable(message: str, *, status: int = 503, error_type: str = "upstream_connect") -> GatewayError:
+def unreachable(message: str, *, status: int = 503, error_type: str = "upstream_connect") -> GatewayError:
     """No byte of the request has left: any worker may try, and if none can, the client may soon."""
     return GatewayError(
         status, error_type, message, source=Source.WORKER, code=error_type, retry=Retry.YES, retry_after=1
@@ -111,7 +110,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             self.exchange = None
-            exchange.fail(_unreachable("The worker closed the connection before the request was sent."))
+            exchange.fail(unreachable("The worker closed the connection before the request was sent."))
             return
         if len(body) < 65536:
             transport.write(head + body)
@@ -324,125 +323,3 @@ class UpstreamConnection(asyncio.Protocol):
     def use_raw_chunks(self) -> None:
         """Relay whole chunks as they came: the client takes chunks too."""
         self._raw = self._chunked
-
-
-class UpstreamPool:
-    """Idle connections by worker, the latest used first.
-
-    A connection is dropped after `idle` seconds, which must be less than the worker keeps its side open: a request sent just as the
-    worker closes is lost (and is then retried, but that costs a round trip).
-    """
-
-    __slots__ = ("_connections", "_idle", "_loop", "_ssl", "max_idle", "max_idle_seconds")
-
-    def __init__(self, *, idle: float, max_idle: int) -> None:
-        """`idle` in seconds; at most `max_idle` idle connections per worker."""
-        self.max_idle_seconds = idle
-        self.max_idle = max_idle
-        self._loop = asyncio.get_running_loop()
-        self._idle: dict[Worker, list[UpstreamConnection]] = {}
-        self._connections: set[UpstreamConnection] = set()
-        self._ssl: ssl.SSLContext | None = None
-
-    def take(self, worker: "Worker") -> UpstreamConnection | None:
-        """An idle connection to `worker`, or None."""
-        idle = self._idle.get(worker)
-        oldest = self._loop.time() - self.max_idle_seconds
-        while idle:
-            connection = idle.pop()
-            if connection.transport is None or connection.transport.is_closing():
-                continue
-            if connection.idle_since >= oldest:
-                return connection
-            connection.abort()
-        return None
-
-    async def connect(self, worker: "Worker", timeout: float) -> UpstreamConnection:  # noqa: ASYNC109 - the error says which limit it was
-        """A new connection to `worker`.
-
-        Raises:
-            GatewayError: it could not be made within `timeout` seconds (0: no limit); another worker may be tried, unless it is this
-                process that has run out of descriptors or ports.
-        """
-        try:
-            async with asyncio.timeout(timeout or None):
-                _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(worker, self._closed),
-                    worker.host,
-                    worker.port,
-                    ssl=self._ssl_for(worker),
-                )
-        except TimeoutError:
-            raise _unreachable(
-                "The worker did not accept a connection in time.", status=504, error_type="upstream_connect_timeout"
-            ) from None
-        except (OSError, ssl.SSLError) as error:
-            if error.errno in OUT_OF_RESOURCES:
-                raise GatewayError(
-                    503,
-                    "gateway_exhausted",
-                    "The gateway has no room for another connection.",
-                    source=Source.GATEWAY,
-                    code="gateway_exhausted",
-                    retry_after=1,
-                ) from error
-            raise _unreachable("The worker can't be reached.") from error
-        if connection.transport is not None:  # else it is lost already, and `_closed` was called
-            self._connections.add(connection)
-        return connection
-
-    def release(self, connection: UpstreamConnection) -> None:
-        """Keep a connection whose exchange has ended cleanly for the next one."""
-        worker = connection.worker
-        idle = self._idle.get(worker)
-        if idle is None:
-            idle = self._idle[worker] = []
-        if len(idle) >= self.max_idle:
-            connection.abort()
-            return
-        connection.reused = True
-        connection.idle_since = self._loop.time()
-        idle.append(connection)
-
-    def prune(self) -> None:
-        """Close what has been idle for too long; called now and then."""
-        oldest = self._loop.time() - self.max_idle_seconds
-        for worker, idle in list(self._idle.items()):
-            keep = [c for c in idle if c.idle_since >= oldest and c.transport is not None]
-            for connection in idle:
-                if connection.idle_since < oldest:
-                    connection.abort()
-            if keep:
-                self._idle[worker] = keep
-            else:
-                del self._idle[worker]
-
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """By worker id: open connections and how many of them are idle."""
-        counts: dict[str, tuple[int, int]] = {}
-        for connection in self._connections:
-            opened, idle = counts.get(connection.worker.id, (0, 0))
-            counts[connection.worker.id] = (opened + 1, idle)
-        for worker, connections in self._idle.items():
-            opened, idle = counts.get(worker.id, (0, 0))
-            counts[worker.id] = (opened, idle + len(connections))
-        return counts
-
-    def close(self) -> None:
-        """Close every connection, idle or not."""
-        for connection in list(self._connections):
-            connection.abort()
-        self._idle.clear()
-
-    def _closed(self, connection: UpstreamConnection) -> None:
-        self._connections.discard(connection)
-        idle = self._idle.get(connection.worker)
-        if idle and connection in idle:
-            idle.remove(connection)
-
-    def _ssl_for(self, worker: "Worker") -> ssl.SSLContext | None:
-        if not worker.tls:
-            return None
-        if self._ssl is None:
-            self._ssl = ssl.create_default_context()
-        return self._ssl

@@ -1,0 +1,61 @@
+"""What goes to a worker: the head of its request, and the body it gets."""
+
+from typing import TYPE_CHECKING
+
+from gateway.http.body import with_model
+from gateway.http.splice import with_include_usage, with_token_ids
+from gateway.http.watch import UsageWatch
+from gateway.telemetry.w3c import is_valid_traceparent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.fleet.worker import Worker
+    from gateway.http.journey import Journey
+    from gateway.prefix.lookup import Matcher
+    from gateway.telemetry.spans import AttemptSpan
+
+_COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Paths whose streams carry usage only if they are asked to."""
+
+
+def head_for(journey: "Journey", worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:
+    """The head of the request to `worker`, for a body of `length` bytes."""
+    head = journey.head
+    assert head is not None
+    if span is not None:
+        trace = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in span.inject()])
+    else:
+        trace = head.trace_lines(is_valid_traceparent) if head.trace else b""
+    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
+        worker.base_path.encode(),
+        journey.target.encode("utf-8", "surrogateescape"),
+        worker.authority,
+        b"authorization: Bearer %b\r\n" % worker.api_key.encode() if worker.api_key else head.authorization,
+        trace,
+        b"".join(head.lines),
+        length,
+    )
+
+
+def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Matcher]") -> bytes:
+    """The body that `worker` gets: the client's own bytes, but for what has to be another there.
+
+    That is the model, where the worker calls it by another name; that a stream ends with its usage, where that is wanted to compare predictions
+    with (`Journey.watch` takes it out again); and the prompt's ids, where they spare the worker work.
+    """
+    body, model, lookup = journey.body, journey.model, journey.lookup
+    if lookup is not None and journey.route.path in _COMPLETIONS:
+        body = with_include_usage(body, journey.parsed, worker_default=worker.driver.usage_by_default)
+    asked = body is not journey.body
+    if model is not None and model != worker.model:
+        if journey.multipart is not None:
+            return journey.multipart.replaced(worker.model)
+        body = with_model(body, model, worker.model)
+    if lookup is not None:
+        journey.watch = UsageWatch(asked=asked)
+        matcher = matchers.get(lookup.fleet)
+        ids = matcher.ids(worker, journey.route.path, lookup, journey.parsed) if matcher is not None else None
+        if ids is not None:
+            body = with_token_ids(body, journey.parsed, ids)
+    return body
