@@ -26,7 +26,7 @@ class PrefillCost:
                + P · (occupancy · in_flight_i / (slots_i · weight_i) + full_i)
 
         congestion = congestion_price · share of the workers that have a prefill pending
-        full_i = 1 if i has as many requests as slots while another worker has fewer, else 0
+        full_i = 1 + congestion if i has as many requests as slots while another worker has fewer, else 0
 
     The first two terms are the predicted time to first token in units of 1 / (prefill rate), which cancels when workers are
     alike, with the request's own share of it priced above its duration: whoever comes behind it on that worker waits for it
@@ -35,8 +35,9 @@ class PrefillCost:
     needs no rate, is bounded, and did as well on the same traces (docs/policies.md).
 
     The last line is the decode load: with as many requests as slots a worker costs `occupancy` whole prompts more than an
-    empty one, and one more when a request would wait there for a slot that it finds elsewhere. It keeps one hot prefix from
-    burying its worker: there every request adds few tokens and fills a slot. Once all workers are full the caches count again.
+    empty one, and a computed one more when a request would wait there for a slot that it finds elsewhere: waiting for a slot is never
+    cheaper than computing the prompt on an empty worker. It keeps one hot prefix from burying its worker: there every request adds few
+    tokens and fills a slot. Once all workers are full the caches count again.
 
     The unit cancels: twice the tokens everywhere means the same order. More of the prompt held never makes a candidate
     worse, more pending tokens never better. When the length of the prompt is not known there is no cost to tell.
@@ -93,10 +94,10 @@ class PrefillCost:
                 if worker.weight != 1:
                     load /= worker.weight
             loads.append(load)
+        price = 1 + self._price * busy / len(candidates)
         if len(full) < len(loads):
             for index in full:
-                loads[index] += prompt
-        price = 1 + self._price * busy / len(candidates)
+                loads[index] += prompt * price
         return [
             load + uncached * price for load, uncached in zip(loads, uncached_tokens(request, candidates), strict=True)
         ]
