@@ -31,6 +31,7 @@ TEMPLATES = {
     "parts": "{% for m in messages %}<|head|>{{ m.role }}: {% for p in m.content %}{{ p.text }}{% endfor %}<|eot|>\n{% endfor %}",
     "bare": "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}",
     "close": "{% for m in messages %}<|eo{{ m.content }}t|><|head|>{% endfor %}",
+    "nearly": "{% for m in messages %}{{ '<|head|>' + m.role + '<|eot|' + m.content }}{% endfor %}",
     "switches": "{{ 'T' if thinking is defined and thinking is true else 'F' }}{{ thinking }}"
     "{% for m in messages %}<|head|>{{ m.content }}{% endfor %}",
 }
@@ -58,7 +59,7 @@ def prompters(tokenizers):
 
 PIECES = st.sampled_from(
     ["hello", " world", "\n\n", "  ", "<|im_end|>", "<|im_start|>", "<think>", "</think>", "\n</think>\n\n", "\u6771", "'s", "12",
-     "<tool_response>", "</tool_response>", "<|head|>", "<|eot|>", "t|>", "<|", "<", "\r\n", "\t", "\x1c", "|>", "<|eot_id|>"]
+     "<tool_response>", "</tool_response>", "<|head|>", "<|eot|>", "t|>", ">", "<|", "<", "\r\n", "\t", "\x1c", "|>", "<|eot_id|>"]
 )  # fmt: skip
 CONTENT = st.lists(PIECES | st.text(max_size=3), max_size=5).map("".join)
 ROLES = st.sampled_from(
@@ -252,7 +253,7 @@ def test_no_number_of_shapes_takes_more_than_its_budget(qwen3):
         for _ in range(2 + length // 64):
             prompter.now(CHAT, body)
     held = sum(len(key) * (1 + len(known.shapes)) for key, known in shapes._known.items())
-    assert held <= 17 * 1024
+    assert 8 * 1024 <= held <= 17 * 1024
     assert shapes.differences == 0
 
 

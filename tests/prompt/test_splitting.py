@@ -90,3 +90,26 @@ def test_tokens_that_a_normalizer_might_change_are_no_cuts_but_without_one_they_
     assert make(normalizers.Lowercase(), ["<User>"]).split("a<User>a<s>a") == ["a<User>a", "<s>a"]
     assert make(None, ["<User>"]).split("a<User>a<s>a") == ["a", "<User>a", "<s>a"]
     assert make(None, ["<s>x"]).split("a<s>x") == ["a", "<s>x"], "one that another one is a part of is no cut"
+
+
+LETTERS = st.text("abc|", max_size=8)
+OVERLAPPING = Splitter(["ab", "abc", "ca|", "a||"], ["ab", "abc", "ca|", "a||"])
+
+
+@settings(max_examples=500, deadline=None)
+@given(LETTERS, LETTERS)
+def test_what_follows_a_text_that_no_token_reaches_over_changes_none_of_its_tokens(text, more):
+    starts = OVERLAPPING._starts(text)
+    if not OVERLAPPING.reaches_over(text):
+        assert [start for start in OVERLAPPING._starts(text + more) if start < len(text)] == starts
+    if not OVERLAPPING.begins_in(text):
+        assert not starts
+    assert OVERLAPPING.cuts_before(text) == (starts[:1] == [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "over"),
+    [("a", True), ("xab", True), ("xab|", False), ("ca", True), ("a|", True), ("b", False), ("", False)],
+)
+def test_a_token_reaches_over_a_text_that_ends_in_a_part_of_it(text, over):
+    assert OVERLAPPING.reaches_over(text) is over

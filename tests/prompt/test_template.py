@@ -45,6 +45,8 @@ def test_it_renders_as_hugging_face_does(source, text):
         "{{ raise_exception('no') }}",
         "{{ messages[0].content.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ '{a.__class__.__mro__}'.format_map({'a': messages}) }}",
         "{{ messages[0].update({'a': 1}) }}",
         "{{ messages[7].content }}",
         "{{ undefined_thing.attribute }}",
@@ -207,7 +209,12 @@ def test_the_short_cuts_answer_what_the_sandbox_answers(obj, name, form):
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
 
     def outcome(environment, kind):
-        values = {"d": {"x": {"x": 1}, "role": "r"}, "j": kind({"x": "y"}), "s": "a-{0}", "li": ["a"]}
+        values = {
+            "d": {"x": {"x": 1}, "role": "r", "copy": "c", "_text": "t", "first": 1},
+            "j": kind({"x": "y"}),
+            "s": "a-{0}",
+            "li": ["a"],
+        }
         try:
             text = environment.from_string(source).render(values)
         except Exception as error:  # noqa: BLE001  # its type is the outcome

@@ -149,10 +149,24 @@ def trace_of(body, content, frame=FRAMES[0]):
     return template.trace(conversation([("user", content), ("assistant", "b")]), [content, "b"])
 
 
-@pytest.mark.parametrize("content", ["a", "<a>", ""])
+@pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("body", FOLLOWED)
-def test_what_templates_mostly_do_is_followed(body, content):
-    assert trace_of(body, content) is not None
+def test_what_templates_mostly_do_is_followed_exactly(body, frame):
+    template = ChatTemplate(HEAD + frame.replace("BODY", body) + TAIL)
+    contents = ["a", "", "<a>", " \n", "b </think>", "<|im_end|>"]
+    used = 0
+    for content in contents:
+        first = conversation([("user", content), ("assistant", "b")])
+        trace = template.trace(first, [content, "b"])
+        assert trace is not None
+        shape = Shape(trace, SPLITTER)
+        for other in contents:
+            texts = shape.texts([other, "b"])
+            assert texts is not None or other != content
+            if texts is not None:
+                used += 1
+                assert shape.whole(texts) == template.render(conversation([("user", other), ("assistant", "b")]))
+    assert used > len(contents), "no answer is asked for more than it has to be"
 
 
 @pytest.mark.parametrize("body", REFUSED)
@@ -169,9 +183,24 @@ def test_a_refusal_that_the_template_never_reaches_does_no_harm(body):
     assert shape.whole(shape.texts(["x", "y"])) == "xy<|im_start|>assistant\n"
 
 
+class Prying:
+    """A variable that looks into what it is compared with, whatever that says."""
+
+    def __eq__(self, other):
+        try:
+            return len(other) > 3
+        except Exception:  # noqa: BLE001  # the point of it
+            return False
+
+    __hash__ = None
+
+
 def test_a_refusal_that_is_swallowed_still_counts():
-    # jinja's `sequence` test answers False to whatever goes wrong.
-    assert trace_of("{{ m.content.strip is sequence }}", "a") is None
+    template = ChatTemplate("{{ probe == messages[0].content }}")
+    messages = conversation([("user", "long enough")])
+    variables = {"probe": Prying()}
+    assert template.render(messages, variables=variables) == "True"
+    assert template.trace(messages, ["long enough"], variables=variables) is None
 
 
 def test_contents_that_are_lists_of_one_part_are_followed_too():

@@ -53,6 +53,7 @@ def made(pattern, **changes):
         ("!", "!"),
         ("Z", "z"),
         ("č", "Ċ"),
+        ("a", "Ġ"),
     ]
     vocab = {token: i for i, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -81,6 +82,17 @@ def pair(request, qwen3):
 def test_the_ids_of_any_ascii_text_are_those_of_the_library(pair, text):
     words, tokenizer = pair
     assert words.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    "pattern", [rf"\p{{L}}+(?: \p{{N}}+)*|{LLAMA3}", rf"\p{{L}} |{LLAMA3}", r"\p{L}+ ?|\p{N}|\s+|."]
+)
+def test_a_pattern_whose_words_may_hold_spaces_is_followed_all_the_same(pattern):
+    tokenizer = made(pattern)
+    words = Words.create(tokenizer)
+    assert words is not None
+    for text in ("a 0", "a 0 a", "aa 00 0 a", "a  a Zz 00 a", "aa! a 0"):
+        assert words.encode(text).tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize(
@@ -119,4 +131,6 @@ def test_what_is_remembered_of_words_is_bounded(monkeypatch):
     words = Words.create(tokenizer)
     for number in range(500):
         words.encode(f" w{'a' * (number % 40)}{chr(97 + number % 26)}{chr(97 + number // 26)}")
+        words.encode(f"a {number}")
     assert len(words._ids) <= 50
+    assert len(words._chunks) <= 50
