@@ -72,7 +72,7 @@ class Feeds:
         self._parts: Parts | None = None
         self._feeds: dict[str, WorkerFeed] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._ranks: dict[str, str] = {}  # worker ids by the names of their ranks, where they differ
+        self._ranks: dict[str, str] = {}  # worker ids by the names of their ranks and guesses, where they differ
 
     def start(self) -> None:
         """Begin to follow every worker; does nothing when it has begun."""
@@ -132,14 +132,24 @@ class Feeds:
         return found
 
     def sent(
-        self, worker: str, chains: "Mapping[int, Chain]", held: Match = NO_MATCH, now: float | None = None
+        self,
+        worker: str,
+        chains: "Mapping[int, Chain]",
+        held: Match = NO_MATCH,
+        now: float | None = None,
+        *,
+        by_bytes: bool = False,
     ) -> None:
         """A prompt was sent to a worker that held `held` of it (`match`): believe for a while that it has all of it.
 
-        With several ranks it is not known which one takes it: nothing is believed until its events come.
+        With several ranks it is not known which one takes it: nothing is believed until its events come. Of a prompt that is known by its
+        bytes only (`by_bytes`) no events come: it is remembered as for a worker that sends none.
         """
         feed = self._feeds.get(worker)
         if feed is None:
+            return
+        if by_bytes and feed.remember(chains):
+            self._ranks[feed.guess_name] = worker
             return
         if any(len(chain.hashes) * size > held.tokens + size for size, chain in chains.items()):
             feed.sent()
@@ -189,6 +199,8 @@ class Feeds:
         ranks: dict[str, str] = {}
         for feed in self._feeds.values():
             feed.tick(now)
+            if feed.guesses:
+                ranks[feed.guess_name] = feed.id
             if len(feed.names) > 1:
                 ranks.update(dict.fromkeys(feed.names, feed.id))
         self._ranks = ranks

@@ -93,7 +93,8 @@ class Matcher:
     def sent(self, worker_id: str, lookup: Lookup, now: float) -> None:
         """The prompt goes to this worker: until its events say so themselves, believe that it will hold it."""
         if lookup.chains:
-            self._feeds.sent(worker_id, lookup.chains, lookup.matches.get(worker_id, NO_MATCH), now)
+            held = lookup.matches.get(worker_id, NO_MATCH)
+            self._feeds.sent(worker_id, lookup.chains, held, now, by_bytes=lookup.prompt.how is not How.EXACT)
 
     def ids(self, worker: "Worker", path: str, lookup: Lookup, body: Mapping[str, Any]) -> bytes | None:
         """The prompt's ids as JSON if they are to go along with the request, else None."""

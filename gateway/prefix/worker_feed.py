@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.config.schema import Worker as WorkerSection
     from gateway.fleet.worker import Worker
     from gateway.prefix.index import PrefixIndex
+    from gateway.prompt.blocks import Chain
 
 DEFAULT_BLOCK_SIZE = 64
 """Tokens per block of workers that do not tell theirs: vLLM's own default. It only says in which steps we guess."""
@@ -87,6 +88,7 @@ class WorkerFeed:
         self._away = ""
         self._ranks: list[Rank] = []
         self._history: History | None = None
+        self._guesses: History | None = None
         self._status = "connecting"
         self._since = parts.clock()
         self._logged = ""
@@ -149,12 +151,37 @@ class WorkerFeed:
             rank.mirror.forget()
             for stream in rank.streams:
                 stream.resync(now)
-        if self._history is not None:
-            self._history.forget()
+        for history in (self._history, self._guesses):
+            if history is not None:
+                history.forget()
 
     def sent(self) -> None:
         """A prompt with blocks that the worker did not hold was sent there."""
         self._unconfirmed += 1
+
+    @property
+    def guesses(self) -> bool:
+        """Whether prompts were sent there of which only the bytes are known, beside its events."""
+        return self._guesses is not None
+
+    @property
+    def guess_name(self) -> str:
+        """Under which it stands in the index for prompts whose tokens are not known. A space: no worker's id has one."""
+        return f"{self.id} bytes"
+
+    def remember(self, chains: "Mapping[int, Chain]") -> bool:
+        """A prompt that is known by its bytes only was sent there. No event will ever speak of it, so it is remembered as for a worker without events.
+
+        False if that has to be done elsewhere, because the worker sends none, or cannot be done yet.
+        """
+        size = next((rank.mirror.block_size for rank in self._ranks if rank.mirror.block_size is not None), None)
+        chain = chains.get(size) if size is not None else None
+        if size is None or chain is None:
+            return False
+        if self._guesses is None or self._guesses.block_size != size:
+            self._guesses = self._parts.index.imagine(self.guess_name, size, self._facts.blocks or DEFAULT_BLOCKS)
+        self._guesses.record(chain.hashes)
+        return True
 
     def totals(self) -> Counter[str]:
         """What was counted over all streams since the start; see `Stream.counters`."""
@@ -267,6 +294,8 @@ class WorkerFeed:
 
         def forget(cause: Stream) -> None:
             rank.mirror.forget()
+            if self._guesses is not None:
+                self._guesses.forget()
             for other in rank.streams:
                 if other is not cause:
                     other.resync(parts.clock())
@@ -303,8 +332,8 @@ class WorkerFeed:
                 self._retired.update(stream.totals())
                 stream.close()
         self._ranks.clear()
-        self._history = None
-        for name in self.names:
+        self._history = self._guesses = None
+        for name in (*self.names, self.guess_name):
             self._parts.index.remove(name)
         self.names.clear()
 
