@@ -230,30 +230,24 @@ def _without_named(lines: list[bytes], connection: bytes) -> list[bytes]:
     return [line for line in lines if line.split(b":", 1)[0].lower() not in named]
 
 
+def response_line(lower: bytes, name: bytes, value: bytes) -> bytes:
+    """A worker's field as a line for the client, or nothing for those that stay on their hop; `lower` is `name` in lower case."""
+    return b"" if lower in _RESPONSE_DROP else b"%b: %b\r\n" % (name, value)
+
+
 def response_head(
-    status: int, reason: bytes, raw: RawHeaders, *, framing: bytes, own: bytes, connection: bytes | None
+    status: int, reason: bytes, lines: list[bytes], *, framing: bytes, own: bytes, connection: bytes | None
 ) -> bytes:
     r"""The head of a relayed answer, up to and with the empty line.
 
     Args:
         status: the worker's.
         reason: the worker's reason phrase.
-        raw: the worker's fields; hop-by-hop ones and those that `connection` names are left out.
+        lines: the worker's fields as of `response_line`; those that `connection` names are left out.
         framing: our own framing lines (Content-Length, Transfer-Encoding or Connection).
         own: lines of ours, such as ``x-request-id: ...\r\n``.
         connection: the value of the worker's Connection field, if it named anything but close and keep-alive.
     """
-    lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-    if connection is None:
-        lines += [b"%b: %b\r\n" % field for field in raw if field[0].lower() not in _RESPONSE_DROP]
-    else:
-        named = _tokens(connection)
-        lines += [
-            b"%b: %b\r\n" % field
-            for field in raw
-            if (lower := field[0].lower()) not in _RESPONSE_DROP and lower not in named
-        ]
-    lines.append(own)
-    lines.append(framing)
-    lines.append(b"\r\n")
-    return b"".join(lines)
+    if connection is not None:
+        lines = _without_named(lines, connection)
+    return b"HTTP/1.1 %d %b\r\n%b%b%b\r\n" % (status, reason, b"".join(lines), own, framing)

@@ -168,7 +168,8 @@ class Proxy:
             body=journey.parsed,
             now=journey.start,
         )
-        lookup = await self._look_up(journey, fleet)
+        matcher = self.matchers.get(fleet.name) if self.matchers and journey.parsed else None
+        lookup = await _look_up(journey, matcher) if matcher is not None else None
         candidates: Sequence[Candidate] = fleet.candidates
         if lookup is not None:
             request.prompt_tokens = lookup.prompt.token_count
@@ -201,15 +202,6 @@ class Proxy:
             if request.attempt >= fleet.retries.attempts:
                 raise error
             candidates = [candidate for candidate in candidates if candidate.worker.id not in request.tried]
-
-    async def _look_up(self, journey: Journey, fleet: "Fleet") -> "Lookup | None":
-        """What the workers hold of the prompt, if the fleet's policy wants to know and the request has one."""
-        matcher = self.matchers.get(fleet.name)
-        if matcher is None or not journey.parsed:
-            return None
-        path, body, size = journey.route.path, journey.parsed, len(journey.body)
-        lookup = journey.lookup = matcher.now(path, body, size) or await matcher.lookup(path, body, size)
-        return lookup
 
     def _pass_on(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> bool:
         """Whether an answer of `worker` that another may do better is given up for that other's.
@@ -256,8 +248,12 @@ class Proxy:
                 reused = True
             exchange = self._exchange(journey, request, fleet, worker)
             exchange.prepare(connection, head_for(journey, worker, span, len(body)), body)
-            relayed = await self._exchanged(journey, exchange)
+            self._sweeper.exchanges.add(exchange)
+            journey.request.connection.exchange = exchange
+            exchange.start()
+            await exchange.done
             status = exchange.status
+            relayed = exchange.started
             self._judge(worker, status)
             if not relayed or status >= 500:
                 error_type = str(status)
@@ -282,6 +278,11 @@ class Proxy:
         finally:
             status = 0
             if exchange is not None:
+                self._sweeper.exchanges.discard(exchange)
+                journey.request.connection.exchange = None
+                # After a clean end this does nothing; after a cancellation the worker stops at once.
+                exchange.client_gone()
+                journey.request.keep_alive = exchange.keep_alive
                 status = exchange.status
                 journey.bytes_out = exchange.bytes_out
                 if exchange.started:
@@ -313,22 +314,6 @@ class Proxy:
         )
         set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.parsed.get("stream") is True)
         return exchange
-
-    async def _exchanged(self, journey: Journey, exchange: Exchange) -> bool:
-        """Let the two sockets talk until the attempt is over; see `Exchange.wait`."""
-        client = journey.request.connection
-        sweeping = self._sweeper.exchanges
-        sweeping.add(exchange)
-        client.exchange = exchange
-        try:
-            exchange.start()
-            return await exchange.wait()
-        finally:
-            client.exchange = None
-            sweeping.discard(exchange)
-            # After a clean end this does nothing; after a cancellation the worker stops at once.
-            exchange.client_gone()
-            journey.request.keep_alive = exchange.keep_alive
 
     def _compare(self, journey: Journey, worker: "Worker", watch: UsageWatch, *, stream: bool) -> None:
         """Hold what the answer says it cost against what was predicted."""
@@ -397,6 +382,13 @@ class Proxy:
         report(
             journey, self._loop.time() - journey.start, self._metrics, self._request_log, successes=self._log_successes
         )
+
+
+async def _look_up(journey: Journey, matcher: "Matcher") -> "Lookup":
+    """What the workers hold of the prompt."""
+    path, body, size = journey.route.path, journey.parsed, len(journey.body)
+    lookup = journey.lookup = matcher.now(path, body, size) or await matcher.lookup(path, body, size)
+    return lookup
 
 
 def _no_healthy_worker() -> GatewayError:

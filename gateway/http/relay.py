@@ -44,6 +44,8 @@ class Exchange:
     """One attempt at one worker.
 
     Attributes:
+        done: ends with the attempt: with a result when an answer was relayed (`started`) or its status is one that another worker may do better
+            (then nothing was written to the client, and `status` says what it was); with a `GatewayError` when the attempt failed.
         started: a byte of the answer went to the client; from here on there is no other worker.
         first_byte: loop time of the first relayed byte of the body, or 0. A head alone says little: vLLM sends that of a stream before it
             has begun with the prompt.
@@ -63,7 +65,6 @@ class Exchange:
         "_chunk_out",
         "_connection",
         "_dialect",
-        "_done",
         "_framed",
         "_http10",
         "_last",
@@ -78,6 +79,7 @@ class Exchange:
         "_write",
         "bytes_out",
         "client",
+        "done",
         "encoded",
         "first_byte",
         "first_byte_deadline",
@@ -118,7 +120,7 @@ class Exchange:
         self._http10 = http10
         self._retry_statuses = retry_statuses
         self._pass_on = pass_on
-        self._done: asyncio.Future[None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
         self._connection: UpstreamConnection | None = None
         transport = client.transport
         self._write = transport.write if transport is not None else _nowhere
@@ -153,19 +155,6 @@ class Exchange:
         if self.client.writing_paused:
             self.pause()
 
-    async def wait(self) -> bool:
-        """Until the attempt is over.
-
-        Returns:
-            True when an answer was relayed; False when the worker's status is one that another worker may do better: then nothing was
-            written to the client and `status` says what it was.
-
-        Raises:
-            GatewayError: the attempt failed; `started` says whether the client has seen a part of the answer.
-        """
-        await self._done
-        return self.started
-
     # Called by the upstream connection.
 
     def begin(self, connection: "UpstreamConnection") -> bool:
@@ -192,16 +181,12 @@ class Exchange:
             framing += b"connection: close\r\n"
         elif self._http10:
             framing += b"connection: keep-alive\r\n"
-        for name, value in connection.fields:
-            lower = name.lower()
-            if lower == b"content-type":
-                self.stream = value[:17].lower() == b"text/event-stream"
-            elif lower == b"content-encoding":
-                self.encoded = True
+        self.stream = connection.content_type[:17].lower() == b"text/event-stream"
+        self.encoded = connection.encoded
         self._last = response_head(
             status,
             connection.reason,
-            connection.fields,
+            connection.lines,
             framing=framing,
             own=self._own_lines,
             connection=connection.connection_field,
@@ -268,8 +253,8 @@ class Exchange:
         if self.started:
             self.keep_alive = False
             self._end_broken(error)
-        if not self._done.done():
-            self._done.set_exception(error)
+        if not self.done.done():
+            self.done.set_exception(error)
 
     # Called by the client's connection.
 
@@ -332,8 +317,8 @@ class Exchange:
             self._out(event)
 
     def _finish(self) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 def set_deadlines(exchange: Exchange, timeouts: "Timeouts", now: float, *, stream: bool) -> None:

@@ -11,6 +11,7 @@ import httptools
 
 from gateway.errors import GatewayError, Retry, Source
 from gateway.http.chunks import whole_chunks
+from gateway.http.headers import response_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,8 @@ class UpstreamConnection(asyncio.Protocol):
     Attributes:
         reused: it has carried an exchange before, so the worker may close it just as we send.
         idle_since: loop time when it went into the pool.
-        status, reason, fields, connection_field: of the answer that is being read.
+        status, reason, content_type, encoded, connection_field: of the answer that is being read.
+        lines: its fields, as of `response_line`.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_chunked",
         "_complete",
         "_excess",
+        "_fields_bytes",
         "_head_bytes",
         "_head_complete",
         "_ill_formed",
@@ -62,9 +65,11 @@ class UpstreamConnection(asyncio.Protocol):
         "_pieces",
         "_raw",
         "connection_field",
+        "content_type",
+        "encoded",
         "exchange",
-        "fields",
         "idle_since",
+        "lines",
         "reason",
         "reused",
         "status",
@@ -86,7 +91,10 @@ class UpstreamConnection(asyncio.Protocol):
     def _reset(self) -> None:
         self.status = 0
         self.reason = b""
-        self.fields: list[tuple[bytes, bytes]] = []
+        self.lines: list[bytes] = []
+        self.content_type = b""
+        self.encoded = False
+        self._fields_bytes = 0
         self.connection_field: bytes | None = None
         self._head_bytes = 0
         self._head_complete = False
@@ -272,7 +280,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._chunked = True
         elif lower == b"connection" and value.lower() not in {b"close", b"keep-alive"}:
             self.connection_field = value
-        self.fields.append((name, value))
+        elif lower == b"content-type":
+            self.content_type = value
+        elif lower == b"content-encoding":
+            self.encoded = True
+        self._fields_bytes += len(name) + len(value) + 4
+        self.lines.append(response_line(lower, name, value))
 
     def on_headers_complete(self) -> None:
         """The head is there; interim answers (1xx) are swallowed."""
@@ -284,7 +297,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._head_bytes > _MAX_HEAD_BYTES:
             # The head came within one read, perhaps with a part of the body.
-            size = sum(len(name) + len(value) + 4 for name, value in self.fields)
+            size = self._fields_bytes
             self._ill_formed |= size > _MAX_HEAD_BYTES
         if self.reason not in _PLAIN_REASONS and not self.reason.decode("latin-1").isprintable():
             self._ill_formed = True
@@ -315,7 +328,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._interim += 1
         self.reason = b""
-        self.fields = []
+        self.lines = []
+        self.content_type = b""
+        self.encoded = False
+        self._fields_bytes = 0
         self.connection_field = None
         self._length = None
         self._chunked = False

@@ -179,7 +179,7 @@ def test_a_chunked_body_arrives_the_same_however_it_is_cut(loop, content, chunki
     assert b"transfer-encoding: chunked" in head
     assert dechunked(body) == content
     assert exchange.bytes_out == len(written)
-    assert exchange._done.done()
+    assert exchange.done.done()
     # The parser has seen a clean end: the next answer on this connection is understood as well.
     assert relay.pool.released == 1
     written, _ = relay.answered(split(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", after))
@@ -217,7 +217,7 @@ def test_a_stream_that_stops_anywhere_is_a_prefix_and_an_error_event_of_its_own(
     raw = HEAD + b"".join(CHUNK[0](piece) for piece in split(content, chunking)) + b"0\r\n\r\n"
     raw = raw[: len(HEAD) + end % (len(raw) - len(HEAD))]
     written, exchange = relay.answered(split(raw, reading), eof=True)
-    assert isinstance(exchange._done.exception(), GatewayError)
+    assert isinstance(exchange.done.exception(), GatewayError)
     _, _, body = written.partition(b"\r\n\r\n")
     told = dechunked(body)
     prefix, found, error = told.rpartition(b'data: {"error":')
@@ -238,8 +238,8 @@ def test_a_stream_that_stops_anywhere_is_a_prefix_and_an_error_event_of_its_own(
 def test_no_bytes_of_a_worker_break_the_gateway_or_a_clients_framing(loop, junk, reading, start):
     relay = Relay(loop)
     written, exchange = relay.answered(split(start + junk, reading), eof=True)
-    assert exchange._done.done()
-    failure = exchange._done.exception()
+    assert exchange.done.done()
+    failure = exchange.done.exception()
     assert failure is None or isinstance(failure, GatewayError)
     head, found, body = written.partition(b"\r\n\r\n")
     if failure is not None and not exchange.started:
