@@ -7,6 +7,7 @@ side has framing of its own; `Via` and `X-Forwarded-*` are added. Fields by whic
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from types import MappingProxyType
 
@@ -93,8 +94,16 @@ _RESPONSE_DROP = frozenset(_HOP_BY_HOP) | {
 # RFC 3986 reg-name, IPv4 or IP-literal, with an optional port: no slash, question mark, hash, at sign or blank.
 _HOST_GRAMMAR = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _REQUEST_ID_GRAMMAR = re.compile(rb"[A-Za-z0-9._~:/+=@|-]{1,128}")
+_MAX_HOST = 260
+"""The longest name that DNS knows and a port."""
 _MAX_TRACE_LINE = 4096
 _VIA_NAME = b"1.1 warmroute"
+
+
+@lru_cache(maxsize=256)
+def _well_formed_host(host: bytes) -> bool:
+    """Whether a Host field is one; a client says the same one in each of its requests."""
+    return len(host) <= _MAX_HOST and _HOST_GRAMMAR.fullmatch(host) is not None
 
 
 class RequestIds:
@@ -197,18 +206,23 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
             raise client_error(415, "unsupported_encoding", "Send the body without Content-Encoding.", close=True)
     if size > limit:
         raise client_error(431, "headers_too_large", f"The header fields are larger than {limit} bytes.", close=True)
-    if host is None or _HOST_GRAMMAR.fullmatch(host) is None:
+    if host is None or not _well_formed_host(host):
         raise client_error(400, "invalid_request", "The Host field is missing or malformed.", close=True)
     if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
         lines = _without_named(lines, connection)
         trace = _without_named(trace, connection)
         authorization = b"" if b"authorization" in _tokens(connection) else authorization
-    lines.append(b"x-forwarded-for: %b\r\n" % (peer if forwarded_for is None else forwarded_for + b", " + peer))
-    lines.append(b"x-forwarded-proto: %b\r\n" % proto)
-    lines.append(b"via: %b\r\n" % (_VIA_NAME if via is None else via + b", " + _VIA_NAME))
     if not request_id or _REQUEST_ID_GRAMMAR.fullmatch(request_id) is None:
         request_id = ids.mint()
-    lines.append(b"x-request-id: %b\r\n" % request_id)
+    lines.append(
+        b"x-forwarded-for: %b\r\nx-forwarded-proto: %b\r\nvia: %b\r\nx-request-id: %b\r\n"
+        % (
+            peer if forwarded_for is None else forwarded_for + b", " + peer,
+            proto,
+            _VIA_NAME if via is None else via + b", " + _VIA_NAME,
+            request_id,
+        )
+    )
     return RequestHead(lines, authorization, trace, request_id, length, expects_continue)
 
 

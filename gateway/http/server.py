@@ -217,13 +217,19 @@ class ClientConnection(RequestHandler):
         fifth of what a small request costs here. Parsing, pausing and closing are aiohttp's.
         """
         try:
-            while not self._force_close and (found := await self._next_message()) is not None:
-                message, payload = found
+            while not self._force_close:
+                if not self._messages and not await self._message_came():
+                    break
+                message, payload = self._messages.popleft()
+                if self._parser is not None:
+                    self._parser.message_consumed()
+                if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                    self._resume_reading_if_drained()
                 if isinstance(message, _ErrInfo):
                     self._answer_unreadable(message.exc)
                     await self._half_close()
                     break
-                request = Request(cast("RawRequestMessage", message), payload, self)
+                request = Request(message, payload, self)
                 self._current_request = cast("Any", request)
                 self._request_in_progress = True
                 try:
@@ -253,26 +259,20 @@ class ClientConnection(RequestHandler):
             self.transport.close()
             self._watch_closing(self.transport)
 
-    async def _next_message(self) -> Any:
-        """The next parsed head and its body, or None when the connection is to be closed."""
-        if not self._messages:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            except asyncio.CancelledError:
-                # `close` cancels the future, the loss of the connection cancels this task.
-                task = asyncio.current_task()
-                if self._close and not (task is not None and task.cancelling()):
-                    return None
-                raise
-            finally:
-                self._waiter = None
-        found = self._messages.popleft()
-        if self._parser is not None:
-            self._parser.message_consumed()
-        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-            self._resume_reading_if_drained()
-        return found
+    async def _message_came(self) -> bool:
+        """Wait for a parsed head; False when the connection is to be closed."""
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            # `close` cancels the future, the loss of the connection cancels this task.
+            task = asyncio.current_task()
+            if self._close and not (task is not None and task.cancelling()):
+                return False
+            raise
+        finally:
+            self._waiter = None
+        return True
 
     async def _half_close(self) -> None:
         """End our side and drop what still comes for a moment: a close would reset the connection and take the answer with it (RFC 9112, section 9.6)."""
