@@ -4,7 +4,7 @@ Most requests differ from the ones before in the texts of their messages only: t
 such a shape the template is traced once (`gateway.prompt.tracing`); from then on its output is put together from the trace,
 as long as the template would be told the same about the new texts. So are the places where the text is cut: a special token
 in a literal part of the output is always there, and none begins in a text without the character that all of them begin
-with. Measured with Qwen3's template on a system prompt and a question: 2 us instead of 22 us.
+with. Measured with Qwen3's template on a system prompt and a question: 3 us instead of 22 us.
 
 What a shape is, and so what a trace may take for granted: the roles, no key but `role` and `content`, texts as contents, no
 tools, documents or open last message, `add_generation_prompt`, and the other variables. All else that templates read belongs

@@ -8,7 +8,9 @@ from gateway.prompt.splitting import Splitter
 from gateway.prompt.template import ChatTemplates
 from gateway.prompt.tokenizer import PromptTokenizer
 
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 TEXTS = st.lists(
     st.sampled_from(["<s>", "<sx>", "<s", "<|l|>", "<|r|>", "ab<", "b", "a", " ", "  ", "\n", "x", "<", ">", "é", "e\u0301"]), max_size=14
 ).map("".join)  # fmt: skip
