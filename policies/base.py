@@ -9,7 +9,7 @@ One that reads candidates' matches has a class attribute ``needs_match = True``:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -105,8 +105,7 @@ class Candidate:
     match: Match
 
 
-@dataclass(slots=True, kw_only=True)
-class RouteRequest:
+class RouteRequest(msgspec.Struct, kw_only=True, eq=False):
     """What a policy may know about a request.
 
     Attributes:
@@ -122,8 +121,8 @@ class RouteRequest:
 
     model: str
     path: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    body: Mapping[str, Any] = msgspec.field(default_factory=dict)
     prompt_tokens: int = 0
     now: float = 0.0
     attempt: int = 0

@@ -6,10 +6,11 @@ side has framing of its own; `Via` and `X-Forwarded-*` are added. Fields by whic
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from types import MappingProxyType
+
+import msgspec
 
 from gateway.http.errors import client_error
 
@@ -121,8 +122,7 @@ class RequestIds:
         return b"%b%08x" % (self._prefix, next(self._counter))
 
 
-@dataclass(slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, eq=False):
     r"""What the gateway needs of a request's header fields, and the lines that travel on.
 
     Attributes:
