@@ -20,7 +20,7 @@ from bench.processes import Process, running
 
 _BODY: Final = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
 _REQUEST: Final = b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-_MARK: Final = b"t="
+_MARK: Final = b"@@"
 
 
 @dataclass

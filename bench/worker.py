@@ -28,7 +28,7 @@ _MODELS: Final = (
     b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"bench","max_model_len":131072}]}'
 )
 _INFO: Final = b'{"model_path":"m","tokenizer_path":"m","is_generation":true,"served_model_name":"m"}'
-STAMP: Final = b"t=%d;"
+STAMP: Final = b"@@%d;"
 """What a stamped chunk says: nanoseconds of the monotonic clock when it was written."""
 
 
