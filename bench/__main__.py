@@ -8,7 +8,7 @@ import bench
 
 FIRST = ("overhead", "streams")
 HELPERS = ("clients", "processes", "worker")
-LONG = ("soak", "kill_one", "truth")
+LONG = ("soak", "kill_one", "truth", "hits")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import shutil
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -112,6 +113,11 @@ class Scene:
     async def degraded(self):
         async with self.http.get(f"http://127.0.0.1:{self.gateway.admin_port}/readyz") as response:
             return (await response.json())["degraded"]
+
+    async def reload(self, policy):
+        """Give the gateway another policy, as a changed file does."""
+        model = msgspec.structs.replace(self.gateway.config.models[0], policy=policy)
+        await self.gateway._reconfigure(msgspec.structs.replace(self.gateway.config, models=(model,)))
 
     async def until(self, condition, seconds=2.0):
         """Wait until `condition()` is true: a state without an event of its own."""
