@@ -155,7 +155,8 @@ def _find(name: str, peers: Path | None) -> str | None:
         return found
     if peers is None:
         return None
-    hits = [path for path in sorted(peers.glob(f"*/bin/{name}")) if path.is_file()]
+    # The environment of its own name first: others may carry an older one along.
+    hits = [path for path in (peers / name / "bin" / name, *sorted(peers.glob(f"*/bin/{name}"))) if path.is_file()]
     if name == "envoy":
         # The launcher of the PyPI package is a script around this.
         hits = sorted(peers.glob("*/lib/python*/site-packages/envoy/_bin/envoy")) or hits
@@ -186,7 +187,11 @@ def main() -> None:
             for load in loads:
                 for _ in range(arguments.rounds):
                     for proxy in chosen:
-                        cell = measure(proxy, load, arguments.seconds, folder)
+                        try:
+                            cell = measure(proxy, load, arguments.seconds, folder)
+                        except RuntimeError as error:
+                            print(f"  {load:7} {proxy.name:28} left out: {str(error)[:200]}", flush=True)
+                            continue
                         cells.setdefault((proxy.name, load), []).append(cell)
                         print(f"  {load:7} {proxy.name:28} {cell.cpu_us:8.1f} us  {cell.errors}", flush=True)
     print(f"\nCPU microseconds per request of one process ({TOKENS} chunks a stream), p50/p99 latency, resident MB\n")
@@ -194,7 +199,10 @@ def main() -> None:
     for proxy in chosen:
         row = []
         for load in loads:
-            rounds = cells[proxy.name, load]
+            rounds = cells.get((proxy.name, load))
+            if not rounds:
+                row.append("-")
+                continue
             last = rounds[-1]
             row.append(
                 f"{statistics.median(c.cpu_us for c in rounds):.0f} ({last.p50}/{last.p99}, {last.rss_mb:.0f} MB)"
