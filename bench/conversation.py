@@ -1,6 +1,6 @@
 """What a long conversation's turn costs, from the request's bytes to the decision and back to the books.
 
-    python -m bench.conversation [--tokenizer DIRECTORY] [--tokens 100000] [--messages 100] [--workers 8]
+    python -m bench.conversation [--tokenizer DIRECTORY] [--words 80000] [--messages 100] [--workers 8]
 
 A conversation that was seen before, an answer and a question of 200 tokens added to it: JSON is parsed, the prompt made and hashed, matched against
 workers that follow events (the first holds all of it, the others less and less), and `kvaware` decides; then the request is counted and what was sent
@@ -126,10 +126,10 @@ class Gate:
         lease.release()
 
 
-def warm(gate: Gate, tokens: int, messages: int) -> tuple[int, dict[str, float]]:
+def warm(gate: Gate, words: int, messages: int) -> tuple[int, dict[str, float]]:
     """Tokens of the prompt; least seconds of the whole and of its parts."""
     rng = random.Random(1)
-    turns = conversation(rng, messages + 1, tokens)
+    turns = conversation(rng, messages + 1, words)
     gate.hold({"messages": turns})
     least: dict[str, float] = {}
     count = 0
@@ -175,14 +175,14 @@ def parts(gate: Gate, raw: bytes, lookup: Lookup, took: Any) -> None:
     took("not in it: ids put into the body", start)
 
 
-async def cold(tokenizer: PromptTokenizer, tokens: int, workers: int, session: Any) -> tuple[float, float]:
+async def cold(tokenizer: PromptTokenizer, words: int, workers: int, session: Any) -> tuple[float, float]:
     """Seconds until a new document is decided on, and the longest time that the loop let a timer wait; least of five."""
     rng = random.Random(3)
     results: list[tuple[float, float]] = []
     for _ in range(5):
         gate = Gate(tokenizer, workers, session)
         gate.prompter._limits = PromptLimits(deadline=60.0)  # noqa: SLF001  # other programs must not turn it approximate
-        raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": text(rng, tokens)}]})
+        raw = orjson.dumps({"model": MODEL, "messages": [{"role": "user", "content": text(rng, words)}]})
         results.append(await watched(gate, raw))
         gate.prompter.close()
     return min(wall for wall, _ in results), min(delay for _, delay in results)
@@ -226,18 +226,18 @@ async def run(arguments: argparse.Namespace) -> None:
         for messages in sizes:
             gate = Gate(tokenizer, arguments.workers, session)
             print(f"{messages} messages, {arguments.workers} workers:")
-            report(*warm(gate, arguments.tokens, messages))
+            report(*warm(gate, arguments.words, messages))
             gate.prompter.close()
-        wall, delay = await cold(tokenizer, arguments.tokens, arguments.workers, session)
+        wall, delay = await cold(tokenizer, arguments.words, arguments.workers, session)
         print(
-            f"cold document of {arguments.tokens:,} tokens: decided after {wall * 1e3:.0f} ms, loop delayed {delay * 1e3:.1f} ms at most"
+            f"cold document of {arguments.words:,} words: decided after {wall * 1e3:.0f} ms, loop delayed {delay * 1e3:.1f} ms at most"
         )
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--tokenizer", help="a model's directory; default: the Qwen3 tokenizer of the tests")
-    made.add_argument("--tokens", type=int, default=100_000)
+    made.add_argument("--words", type=int, default=80_000, help="of the conversation; some 100,000 tokens")
     made.add_argument("--messages", type=int, action="append", help="of the conversation; default: 20, 100 and 400")
     made.add_argument("--workers", type=int, default=8)
     return made
