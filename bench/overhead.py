@@ -141,7 +141,11 @@ def measure(proxy: Proxy, load: str, seconds: float, folder: Path) -> Cell:
     requests = int(_first(r"(\d+) requests in", output) or 0)
     errors = " ".join(re.findall(r"(?:Non-2xx.*|Socket errors.*)", output))
     return Cell(
-        spent * 1e6 / max(requests, 1), _first(r"50%\s+(\S+)", output), _first(r"99%\s+(\S+)", output), rss, errors
+        spent * 1e6 / max(requests, 1),
+        _first(r"(?m)^ +50%\s+(\S+)", output),
+        _first(r"(?m)^ +99%\s+(\S+)", output),
+        rss,
+        errors,
     )
 
 

@@ -40,13 +40,16 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+_TOKEN: Final = _chunk(_EVENT % b" token")
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, tokens: int, interval: float, delay: float) -> None:
         self._tokens = tokens
         self._delay = delay
         self._interval = interval
         self._parser = httptools.HttpRequestParser(self)
-        self._left = 0
+        self._task: asyncio.Task[None] | None = None
         self._url = b""
         self._streamed = False
         self._body: list[bytes] = []
@@ -55,7 +58,8 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._left = 0
+        if self._task is not None:
+            self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -86,25 +90,17 @@ class _Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if stream:
-            self._left = self._tokens
-            self._transport.write(_STREAM)
-            self._next()
+            self._task = asyncio.get_running_loop().create_task(self._stream())
         else:
             self._transport.write(_answer(_ANSWER))
 
-    def _next(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._left <= 0:
-            if not self._transport.is_closing():
-                self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-            return
-        self._left -= 1
-        content = STAMP % time.monotonic_ns() if self._interval else b" token"
-        self._transport.write(_chunk(_EVENT % content))
-        if self._interval:
-            loop.call_later(self._interval, self._next)
-        else:
-            loop.call_soon(self._next)
+    async def _stream(self) -> None:
+        write = self._transport.write
+        write(_STREAM)
+        for _ in range(self._tokens):
+            await asyncio.sleep(self._interval)
+            write(_chunk(_EVENT % (STAMP % time.monotonic_ns())) if self._interval else _TOKEN)
+        write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
 async def _serve(arguments: argparse.Namespace) -> None:
