@@ -6,6 +6,32 @@ framing it again costs more than everything else the relay does with it; looking
 
 _CRLF = b"\r\n"
 _LONGEST_SIZE_LINE = 10
+_MOST_LINES = 4096
+
+
+class SizeLines(dict[int, bytes]):
+    r"""The size line that a read of so many bytes begins with, if it is one whole canonical chunk.
+
+    A chunk of n bytes takes n, four for the two line breaks, and n's hex digits: the length of the read decides the line, so that
+    recognising a whole chunk takes no parsing, only a look at both its ends. Lengths that no single chunk has get a line that nothing
+    begins with.
+    """
+
+    __slots__ = ()
+
+    def __missing__(self, size: int) -> bytes:
+        if len(self) >= _MOST_LINES:
+            self.clear()
+        self[size] = line = _size_line(size)
+        return line
+
+
+def _size_line(size: int) -> bytes:
+    for digits in range(1, _LONGEST_SIZE_LINE):
+        length = size - 4 - digits
+        if length > 0 and len(line := b"%x\r\n" % length) == digits + 2:
+            return line
+    return b"\n"
 
 
 def whole_chunks(data: bytes, start: int = 0) -> int:

@@ -5,6 +5,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from gateway.errors import OUT_OF_RESOURCES, GatewayError, Source
+from gateway.http.chunks import SizeLines
 from gateway.http.upstream import UpstreamConnection, unreachable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class UpstreamPool:
     worker closes is lost (and is then retried, but that costs a round trip).
     """
 
-    __slots__ = ("_connections", "_idle", "_loop", "_ssl", "max_idle", "max_idle_seconds")
+    __slots__ = ("_connections", "_idle", "_loop", "_size_lines", "_ssl", "max_idle", "max_idle_seconds")
 
     def __init__(self, *, idle: float, max_idle: int) -> None:
         """`idle` in seconds; at most `max_idle` idle connections per worker."""
@@ -28,6 +29,7 @@ class UpstreamPool:
         self._idle: dict[Worker, list[UpstreamConnection]] = {}
         self._connections: set[UpstreamConnection] = set()
         self._ssl: ssl.SSLContext | None = None
+        self._size_lines = SizeLines()
 
     def take(self, worker: "Worker") -> UpstreamConnection | None:
         """An idle connection to `worker`, or None."""
@@ -52,7 +54,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(timeout or None):
                 _, connection = await self._loop.create_connection(
-                    lambda: UpstreamConnection(worker, self._closed),
+                    lambda: UpstreamConnection(worker, self._closed, self._size_lines),
                     worker.host,
                     worker.port,
                     ssl=self._ssl_for(worker),

@@ -225,14 +225,12 @@ class Exchange:
             self._first_byte()
         if self.watch is not None:
             data = self.watch.chunks(data)
-            if not data:
-                self.moved = True
-                return
-        self._write(data)
-        self.bytes_out += len(data)
+        if data:
+            self._write(data)
+            self.bytes_out += len(data)
+            self._last = data
+            self._framed = True
         self.moved = True
-        self._last = data
-        self._framed = True
 
     def end(self, connection: "UpstreamConnection | None" = None) -> None:
         """The answer is whole; `connection`, when given, may carry another request."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from gateway.errors import GatewayError, Retry, Source
-from gateway.http.chunks import whole_chunks
+from gateway.http.chunks import SizeLines, whole_chunks
 from gateway.http.headers import response_line
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_parser",
         "_pieces",
         "_raw",
+        "_size_lines",
         "connection_field",
         "content_type",
         "encoded",
@@ -77,8 +78,14 @@ class UpstreamConnection(asyncio.Protocol):
         "worker",
     )
 
-    def __init__(self, worker: "Worker", on_closed: "Callable[[UpstreamConnection], None]") -> None:
-        """`on_closed` is called once when the connection is gone."""
+    def __init__(
+        self,
+        worker: "Worker",
+        on_closed: "Callable[[UpstreamConnection], None]",
+        size_lines: SizeLines | None = None,
+    ) -> None:
+        """`on_closed` is called once when the connection is gone; `size_lines` may be shared between connections."""
+        self._size_lines = SizeLines() if size_lines is None else size_lines
         self.worker = worker
         self._on_closed = on_closed
         self._parser = httptools.HttpResponseParser(self)
@@ -196,6 +203,9 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
             return
         if self._at_boundary:
+            if data.startswith(self._size_lines[len(data)]) and data.endswith(b"\r\n"):
+                exchange.chunks(data)
+                return
             end = whole_chunks(data)
             if end == len(data):
                 exchange.chunks(data)

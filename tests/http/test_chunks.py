@@ -4,7 +4,7 @@ import httptools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.http.chunks import whole_chunks
+from gateway.http.chunks import SizeLines, whole_chunks
 
 
 class Parsed:
@@ -116,3 +116,19 @@ def test_where_it_starts_does_not_matter(data, before):
 def test_one_byte_at_a_time_nothing_is_taken_for_a_chunk_before_its_end():
     stream = b"5\r\nhello\r\n"
     assert [whole_chunks(stream[:n]) for n in range(len(stream) + 1)] == [0] * len(stream) + [len(stream)]
+
+
+@given(st.binary(max_size=300), st.integers(1, 5000))
+def test_the_length_of_a_read_tells_the_size_line_of_a_whole_chunk(data, length):
+    lines = SizeLines()
+    whole = b"%x\r\n%b\r\n" % (length, b"x" * length)
+    assert whole.startswith(lines[len(whole)])
+    if data.startswith(lines[len(data)]) and data.endswith(b"\r\n"):
+        assert whole_chunks(data) == len(data)
+
+
+def test_size_lines_are_bounded():
+    lines = SizeLines()
+    for size in range(20_000):
+        _ = lines[size]
+    assert len(lines) <= 4096
