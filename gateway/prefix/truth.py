@@ -11,8 +11,9 @@ from policies.base import Match
 
 WINDOW: Final = 16
 """Predictions from events that a worker is judged by."""
-WRONG: Final = 4
-"""So many of them over by more than a block: its events are not followed rightly."""
+WRONG: Final = 8
+"""So many of them over by more than a block: its events are not followed rightly. At 4, small caches under pressure were followed anew now and
+then for what they had evicted between decision and prefill, which costs more than it brings."""
 QUIET: Final = 10.0
 """Seconds between two resyncs of a worker, at least."""
 

@@ -157,7 +157,7 @@ async def test_a_worker_whose_events_lie_is_followed_anew(start, scene, text):
     publisher.publish = lie
     async with scene(worker) as it:
         prompts = [[user(text(60))] for _ in range(8)]
-        for messages in prompts * 2:
+        for messages in prompts * 4:
             await it.chat(messages)
             if await it.metric("prediction_resyncs"):
                 break
