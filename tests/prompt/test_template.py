@@ -224,6 +224,7 @@ def test_the_short_cuts_answer_what_the_sandbox_answers(obj, name, form):
     assert outcome(SandboxedEnvironment(datetime.now), JsonObject) == outcome(plain, dict)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.text(max_size=4), st.integers() | st.text(max_size=4) | st.lists(st.booleans(), max_size=2), max_size=4
