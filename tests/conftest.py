@@ -6,8 +6,13 @@ import inspect
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 _SECONDS = 50
+
+# Other work on the machine makes an example slow; that is no property of the code. Benchmarks hold the figures.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_asyncio_loop_factories(config, item):
