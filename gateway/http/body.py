@@ -22,6 +22,18 @@ _MODEL_FIELD_LIMIT = 1024
 _MAX_PARTS = 2000
 
 
+def body_at_hand(payload: "StreamReader", limit: int) -> bytes:
+    """The whole of a body that has arrived with its head.
+
+    Raises:
+        GatewayError: 413 above `limit` bytes.
+    """
+    body = payload.read_nowait(-1)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
 async def read_body(payload: "StreamReader", *, limit: int, rate: int) -> bytes:
     """The whole body.
 
@@ -34,10 +46,7 @@ async def read_body(payload: "StreamReader", *, limit: int, rate: int) -> bytes:
         GatewayError: 413 above `limit`, 408 when it comes too slowly, 400 when its framing is broken.
     """
     if payload.is_eof():
-        body = payload.read_nowait(-1)
-        if len(body) > limit:
-            raise _too_large(limit)
-        return body
+        return body_at_hand(payload, limit)
     payload.set_read_chunk_size(min(limit, 4 * 1024 * 1024))
     pieces: list[bytes] = []
     size = 0

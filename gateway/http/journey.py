@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from gateway.http.body import MultipartModel, check_length, parse_json, read_body, requested_model
+from gateway.http.body import MultipartModel, body_at_hand, check_length, parse_json, read_body, requested_model
 from gateway.http.errors import client_error, method_not_allowed
 from gateway.http.headers import RequestHead, RequestIds, scan_request
 from gateway.http.routes import Body, Route
@@ -121,7 +121,12 @@ class Journey:
             transport = request.connection.transport
             if transport is not None:
                 transport.write(_CONTINUE)
-        self.body = body = await read_body(request.payload, limit=limits.body, rate=limits.body_rate)
+        payload = request.payload
+        if payload.is_eof():
+            body = body_at_hand(payload, limits.body)
+        else:
+            body = await read_body(payload, limit=limits.body, rate=limits.body_rate)
+        self.body = body
         if self.route.body is Body.JSON:
             self.parsed = parse_json(body)
             self.model = requested_model(self.parsed)

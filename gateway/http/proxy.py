@@ -6,7 +6,7 @@ once, with exactly one of three outcomes: completed, client gone, failed.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
@@ -298,7 +298,7 @@ class Proxy:
         assert journey.lease is not None
         own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
         if self._name_worker:
-            own += b"x-warmroute-worker: %b\r\n" % worker.id.encode()
+            own += _worker_line(worker.id)
         exchange = Exchange(
             journey.request.connection,
             self._pool,
@@ -382,6 +382,11 @@ class Proxy:
         report(
             journey, self._loop.time() - journey.start, self._metrics, self._request_log, successes=self._log_successes
         )
+
+
+@lru_cache(maxsize=4096)
+def _worker_line(worker_id: str) -> bytes:
+    return b"x-warmroute-worker: %b\r\n" % worker_id.encode()
 
 
 async def _look_up(journey: Journey, matcher: "Matcher") -> "Lookup":
