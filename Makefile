@@ -34,12 +34,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: requirements.lock pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --quiet --require-hashes -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@echo "installing warmroute into $(VENV)"
+	@$(PIP) install --quiet --require-hashes -r requirements.lock
+	@PYTHONWARNINGS=ignore $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.run
-	$(PIP) install --quiet --require-hashes -r requirements-dev.lock
+	@echo "installing what tests and checks need into $(VENV)"
+	@$(PIP) install --quiet --require-hashes -r requirements-dev.lock
 	@touch $@
 
 clean:
