@@ -39,6 +39,7 @@ from policies.registry import Registry
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
+    from gateway.prompt.tokenizer import PromptTokenizer
     from policies.base import Policy
 
 _log = structlog.get_logger(__name__)
@@ -136,7 +137,7 @@ class Gateway:
         """
         self._monitor.start()
         try:
-            await self._load_matching(self.config, self._fleets)
+            self._match_by(self.config, self._fleets, await self._load_tokenizers(self.config))
             await self._admin.start()
             listen = self.config.listen
             self._listener = await self._loop.create_server(self._server, listen.host, listen.port, backlog=_BACKLOG)
@@ -210,14 +211,16 @@ class Gateway:
     def _policy_builder(self, config: "Config") -> "Callable[[str], Policy]":
         return lambda name: self._registry.build(name, config.policies)
 
-    async def _load_matching(self, config: "Config", fleets: Fleets) -> None:
-        tokenizers = await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
+    async def _load_tokenizers(self, config: "Config") -> "dict[str, PromptTokenizer]":
+        return await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
+
+    def _match_by(self, config: "Config", fleets: Fleets, tokenizers: "dict[str, PromptTokenizer]") -> None:
         self._matching.use(config, fleets, tokenizers)
         self.proxy.matchers = self._matching.matchers
 
     async def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
-        tokenizers = await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
+        tokenizers = await self._load_tokenizers(config)
         tracing = self._tracing
         if config.telemetry != self.config.telemetry:
             tracing = Tracing.from_config(config.telemetry)
@@ -232,10 +235,9 @@ class Gateway:
         self._server.max_connections = config.limits.connections
         self._server.set_keep_alive(config.limits.keep_alive)
         self._health.update(fleets)
-        self._matching.use(config, fleets, tokenizers)
+        self._match_by(config, fleets, tokenizers)
         self._name_labels()
         self.proxy.reconfigure(config, fleets, tracing, RequestLog(config.telemetry.logs.requests))
-        self.proxy.matchers = self._matching.matchers
         if self._on_reload is not None:
             self._on_reload(config)
         if before is not None and before is not tracing:

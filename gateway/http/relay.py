@@ -53,7 +53,7 @@ class Exchange:
         moved: set by every byte that moved; the sweeper clears it to see silence.
         since: loop time when the present silence was first seen (owned by the sweeper).
         paused: the worker is not read because the client does not keep up.
-        keep_alive: whether the client's connection may carry another request; final once `wait` has returned.
+        keep_alive: whether the client's connection may carry another request; final once `done` is.
         status: the worker's status, or 0.
         stream: the answer is a stream of server-sent events.
         encoded: the answer has a content coding, so nothing readable can be added to it.

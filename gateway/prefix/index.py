@@ -34,7 +34,7 @@ class PrefixIndex:
     @property
     def block_sizes(self) -> list[int]:
         """The block sizes in use: make chains for these."""
-        return [size for size, prefix_map in self.maps.items() if prefix_map.workers]
+        return [size for size, prefix_map in self.maps.items() if prefix_map.has_workers]
 
     def map(self, block_size: int) -> PrefixMap:
         """The map for a block size, made when first asked for."""

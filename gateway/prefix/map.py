@@ -107,6 +107,11 @@ class PrefixMap:
         return sum(holder is not None for holder in self._holders)
 
     @property
+    def has_workers(self) -> bool:
+        """Whether `workers` is above 0, without counting them: asked for every request."""
+        return bool(self._reachable)
+
+    @property
     def sets(self) -> int:
         """Distinct holder sets."""
         return len(self._table)

@@ -13,14 +13,19 @@ def port_of(url):
     return int(url.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("replay", [True, False])
-async def test_a_restart_on_the_same_ports_is_noticed(start, scene, tools, replay):
-    worker = await start(**({} if replay else {"kv_events_replay": None}))
-    ports = {
+def ports_of(worker):
+    """Options that start another worker where this one is."""
+    return {
         "port": worker.port,
         "kv_events": worker.publisher.endpoint.replace("127.0.0.1", "*"),
         "kv_events_replay": worker.publisher.replay_endpoint,
     }
+
+
+@pytest.mark.parametrize("replay", [True, False])
+async def test_a_restart_on_the_same_ports_is_noticed(start, scene, tools, replay):
+    worker = await start(**({} if replay else {"kv_events_replay": None}))
+    ports = ports_of(worker)
     async with scene(tools.section_of(worker.url)) as it:
         await tools.until(lambda: it.status().status == "events")
         old, new = it.prompts(5), it.prompts(2)
@@ -43,11 +48,7 @@ async def test_a_restart_on_the_same_ports_is_noticed(start, scene, tools, repla
 
 async def test_a_restart_that_reaches_the_same_number_is_noticed(start, scene, tools):
     worker = await start()
-    ports = {
-        "port": worker.port,
-        "kv_events": worker.publisher.endpoint.replace("127.0.0.1", "*"),
-        "kv_events_replay": worker.publisher.replay_endpoint,
-    }
+    ports = ports_of(worker)
     async with scene(tools.section_of(worker.url)) as it:
         await tools.until(lambda: it.status().status == "events")
         old, new = it.prompts(5), it.prompts(5)

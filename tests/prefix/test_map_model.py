@@ -206,6 +206,10 @@ class MapMachine(RuleBasedStateMachine):
             for block in {block for chain in CHAINS for block in chain}:
                 assert self.map.tiers(holder, block) == {tier for tier in Tier if model.has(block, tier)}
 
+    @invariant()
+    def knowing_whether_there_are_workers_agrees_with_counting_them(self):
+        assert self.map.has_workers == (self.map.workers > 0)
+
     @precondition(lambda self: not self.models)
     @invariant()
     def without_holders_a_sweep_leaves_nothing(self):
