@@ -4,7 +4,7 @@
 whatever the caller says it is, so the same object serves a simulated worker in real time and a fleet in virtual time.
 
 * `outputs`: what goes in and what comes out.
-* `profile` and `profiles`: what a kind of worker can do, and the built-in kinds.
+* `backends.profiles`: what a kind of worker can do, and the built-in kinds.
 * `cache` and `memory`: blocks on the device, the tiers below, and the events about them.
 * `request` and `work`: one request, and what the device is busy with.
 * `engine`: the scheduler.
@@ -13,6 +13,8 @@ What it leaves out: speculation that fails, attention's growth with the context 
 computing, several workers on one host, beam search.
 """
 
+from backends.profiles.builtin import PROFILES, profile_named
+from backends.profiles.profile import Profile
 from simulator.engine.cache import Tier
 from simulator.engine.engine import Engine
 from simulator.engine.outputs import (
@@ -29,8 +31,6 @@ from simulator.engine.outputs import (
     TierName,
     TokenOut,
 )
-from simulator.engine.profile import Profile
-from simulator.engine.profiles import PROFILES, profile_named
 
 __all__ = [
     "PROFILES",

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from random import Random
 
+from backends.profiles.profile import Profile
 from simulator.engine.cache import Tier
 from simulator.engine.counters import Counters
 from simulator.engine.memory import Admission, KvMemory
 from simulator.engine.outputs import EngineRequest, EngineStats, Finished, FirstToken, Output, TokenOut
-from simulator.engine.profile import Profile
 from simulator.engine.request import THOUSAND, ActiveRequest
 from simulator.engine.work import PrefillChunk, Work, prefill_work
 

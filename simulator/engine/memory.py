@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from backends.profiles.profile import Profile
 from simulator.engine.cache import DeviceCache, Link, Tier
 from simulator.engine.outputs import BlockKey, Cleared, Output, Removed, Stored, TierName
-from simulator.engine.profile import Profile
 from simulator.engine.request import ActiveRequest
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulator.engine.profile import Profile
+from backends.profiles.profile import Profile
 from simulator.engine.request import ActiveRequest
 
 

@@ -9,7 +9,7 @@ beyond those: linear in the batch, and linear in the context where a second cont
 small ones of Neuron workers (a little above what the slots need), so that eviction matters as it does there.
 """
 
-from simulator.engine.profile import Profile
+from backends.profiles.profile import Profile
 
 _POWERS = (512, 1024, 2048, 4096, 8192)
 """NxD Inference's automatic prefill buckets with prefix caching: powers of two from 512."""
