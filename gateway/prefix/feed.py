@@ -116,19 +116,21 @@ class Feeds:
         """Make chains for these."""
         return self.index.block_sizes
 
-    def match(self, chains: "Mapping[int, Chain]") -> dict[str, Match]:
-        """What every worker holds of a prompt, by worker id; of several data-parallel ranks the best one.
+    def match(self, chains: "Mapping[int, Chain]") -> Mapping[str, Match]:
+        """What every worker holds of a prompt, by worker id; of several data-parallel ranks the best one. Not to be changed.
 
         Args:
             chains: the prompt's chain for every block size in `block_sizes`.
         """
-        found = self.index.match(chains)
-        if self._ranks:
-            for name in self._ranks.keys() & found.keys():
-                worker_id, match = self._ranks[name], found.pop(name)
-                best = found.get(worker_id, NO_MATCH)
-                if (match.tokens, match.device) > (best.tokens, best.device):
-                    found[worker_id] = match
+        matches = self.index.match(chains)
+        if not self._ranks or not matches:
+            return matches
+        found = dict(matches)
+        for name in self._ranks.keys() & found.keys():
+            worker_id, match = self._ranks[name], found.pop(name)
+            best = found.get(worker_id, NO_MATCH)
+            if (match.tokens, match.device) > (best.tokens, best.device):
+                found[worker_id] = match
         return found
 
     def sent(
@@ -151,8 +153,11 @@ class Feeds:
         if by_bytes and feed.remember(chains):
             self._ranks[feed.guess_name] = worker
             return
-        if any(len(chain.hashes) * size > held.tokens + size for size, chain in chains.items()):
-            feed.sent()
+        tokens = held.tokens
+        for size, chain in chains.items():
+            if len(chain.hashes) * size > tokens + size:
+                feed.sent()
+                break
         if len(feed.names) == 1:
             self.index.sent(feed.names[0], chains, held, self._clock() if now is None else now)
 

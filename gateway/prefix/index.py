@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gateway.prefix.history import DEFAULT_BLOCKS, History
@@ -10,6 +11,8 @@ from gateway.prefix.map import DEFAULT_BUDGET, PrefixMap
 from gateway.prefix.mirror import Mirror
 from gateway.prompt.blocks import Chain, Hasher
 from policies.base import NO_MATCH, Match
+
+_NOTHING: Mapping[str, Match] = MappingProxyType({})
 
 
 class PrefixIndex:
@@ -76,19 +79,19 @@ class PrefixIndex:
         if found is not None:
             found.leave()
 
-    def match(self, chains: Mapping[int, Chain]) -> dict[str, Match]:
-        """What every worker holds of a prompt, by worker id; those that hold nothing are left out.
+    def match(self, chains: Mapping[int, Chain]) -> Mapping[str, Match]:
+        """What every worker holds of a prompt, by worker id; those that hold nothing are left out. Not to be changed.
 
         Args:
             chains: the prompt's chain for every block size (`Hasher.chains`); maps without one are not asked.
         """
-        found: dict[str, Match] = {}
+        found: Mapping[str, Match] = _NOTHING
         for block_size, prefix_map in self.maps.items():
             chain = chains.get(block_size)
             if chain is not None:
                 matches = prefix_map.match(chain.hashes, chain.hittable)
                 if matches.steps:
-                    found.update(matches.held())
+                    found = {**found, **matches.held()} if found else matches.held()
         return found
 
     def sent(self, worker: str, chains: Mapping[int, Chain], held: Match = NO_MATCH, now: float = 0.0) -> None:
@@ -97,7 +100,7 @@ class PrefixIndex:
         if isinstance(found, History):
             chain = chains.get(found.block_size)
             if chain is not None:
-                found.record(chain.hashes)
+                found.record(chain.hashes, held.tokens // chain.block_size)
         elif found is not None and found.map is not None and found.holder is not None:
             chain = chains.get(found.map.block_size)
             if chain is not None:

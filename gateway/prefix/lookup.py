@@ -5,7 +5,7 @@ the `Feeds` (hashes to holders).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from gateway.prompt.passing import TokenPassing
 
 
+MAX_MADE: Final = 16_384
+"""Candidates that a matcher keeps: about 2 MB."""
+
+
 class Lookup(msgspec.Struct, frozen=True, gc=False):
     """One prompt, looked up.
 
@@ -32,22 +36,37 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
         prompt: its tokens and how they are known.
         chains: its block hashes by block size; empty when nothing can match.
         matches: what each worker holds of it, by worker id; those that hold nothing are left out.
+        made: candidates that were made for the same matches before.
     """
 
     fleet: str
     prompt: Prompt
     chains: Mapping[int, Chain]
     matches: Mapping[str, Match]
+    made: "_Made" = msgspec.field(default_factory=dict)
 
     def candidates(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """The fleet's persistent candidates, with new ones in place of those whose worker holds a part of the prompt."""
+        """The fleet's persistent candidates, with others in place of those whose worker holds a part of the prompt."""
         matches = self.matches
         if not matches:
             return candidates
-        return [
-            candidate if (match := matches.get(candidate.worker.id)) is None else Candidate(candidate.worker, match)
-            for candidate in candidates
-        ]
+        known = self.made.get(id(matches))
+        if known is not None and known[1] is candidates:
+            return known[2]
+        made = tuple(
+            [
+                candidate if (match := matches.get(candidate.worker.id)) is None else Candidate(candidate.worker, match)
+                for candidate in candidates
+            ]
+        )
+        if len(self.made) * len(made) >= MAX_MADE:
+            self.made.clear()
+        # The entry holds on to the matches: as long as it is there, nothing else can have their id.
+        self.made[id(matches)] = matches, candidates, made
+        return made
+
+
+_Made = dict[int, tuple[Mapping[str, Match], Sequence[Candidate], Sequence[Candidate]]]
 
 
 class Matcher:
@@ -58,7 +77,7 @@ class Matcher:
         parity: says whether they are the workers'.
     """
 
-    __slots__ = ("_chains", "_feeds", "_model", "_passing", "_root_plain", "_truth", "parity", "prompter")
+    __slots__ = ("_chains", "_feeds", "_made", "_model", "_passing", "_root_plain", "_truth", "parity", "prompter")
 
     def __init__(
         self,
@@ -79,6 +98,7 @@ class Matcher:
         self._feeds = feeds
         self._passing = passing
         self._truth = truth
+        self._made: _Made = {}
         self._root_plain = chains.hasher.root(model)
 
     def now(self, path: str, body: Mapping[str, Any], size: int) -> Lookup | None:
@@ -120,7 +140,7 @@ class Matcher:
         if prompt.how is How.NONE or not sizes:
             return Lookup(self._model, prompt, {}, {})
         chains = self._chains.chains(prompt, self._root(body.get("cache_salt"), prompt.how), sizes)
-        return Lookup(self._model, prompt, chains, self._feeds.match(chains))
+        return Lookup(self._model, prompt, chains, self._feeds.match(chains), self._made)
 
     def _root(self, cache_salt: object, how: How) -> int:
         """The namespace of this request's blocks.

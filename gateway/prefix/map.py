@@ -25,11 +25,15 @@ Time is passed in. No I/O.
 import heapq
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.prefix.holders import PLANES, SLOT, Holder, HolderSet, SetTable, Tier, Transition
 from gateway.prefix.matches import Matches
+
+if TYPE_CHECKING:
+    from policies.base import Match
 
 EXPECTED_SECONDS = 2.0
 """How long a worker has to confirm what it was sent."""
@@ -72,6 +76,7 @@ class PrefixMap:
         self._blocks: dict[int, HolderSet] = {}
         self._table = SetTable()
         self._holders: list[Holder | None] = []  # by slot
+        self._spelled: dict[tuple[tuple[int, int], ...], Mapping[str, Match]] = {}  # see `Matches.held`
         self._pools: list[Holder] = []
         self._reachable = 0  # all bits of workers' slots; pools are seen through their members
         self._tiered = False  # whether anything was ever stored below the device
@@ -246,11 +251,11 @@ class PrefixMap:
         steps: list[tuple[int, int]] = []
         get = self._blocks.get
         if count <= 0 or (held := get(hashes[0])) is None or not (mask := held.reach & self._reachable):
-            return Matches(self.block_size, steps, self._holders)
+            return Matches(self.block_size, steps, self._holders, self._spelled)
         tiered = self._tiered
         if tiered and self._beyond_device(mask):
             self._walk(hashes, count, 0, mask, steps)
-            return Matches(self.block_size, steps, self._holders)
+            return Matches(self.block_size, steps, self._holders, self._spelled)
         # `mask` holds block `low` and those before it; block `high` is held by `seen`, a part of `mask`. Behind the end
         # nobody holds anything; `ahead` are blocks looked at further right, nearest last.
         low, high = 0, count
@@ -296,7 +301,7 @@ class PrefixMap:
                     break
             at_high = _UNSEEN if seen else None
             middle = (low + high) >> 1
-        return Matches(self.block_size, steps, self._holders)
+        return Matches(self.block_size, steps, self._holders, self._spelled)
 
     def _beyond_device(self, mask: int) -> bool:
         """Whether a run goes on in another tier where the worker's device run has ended."""
@@ -362,6 +367,7 @@ class PrefixMap:
         return bool(self._dead or self._sweeping)
 
     def _place(self, holder: Holder) -> None:
+        self._spelled.clear()
         if self._free:
             slot = self._free.pop()
             self._holders[slot] = None if holder.is_pool else holder
@@ -375,6 +381,7 @@ class PrefixMap:
             self._reachable |= holder.bits
 
     def _displace(self, holder: Holder) -> None:
+        self._spelled.clear()
         self._table.live &= ~holder.bits
         self._reachable &= ~holder.bits
         self._holders[holder.slot] = None

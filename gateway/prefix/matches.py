@@ -1,11 +1,16 @@
 """What a look-up in the prefix map found: for every worker the leading blocks that it holds, by tier."""
 
 import functools
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
 from gateway.prefix.holders import PLANES, SLOT, Holder, Tier
 from policies.base import NO_MATCH, Match
+
+MAX_SPELLED: Final = 16_384
+"""Workers in all kept answers together: about 2 MB."""
 
 _L1, _L2, _E = 1 << Tier.L1, 1 << Tier.L2, 1 << Tier.EXPECTED
 
@@ -20,11 +25,13 @@ class Matches(msgspec.Struct, frozen=True, gc=False):
         block_size: tokens per block.
         steps: (blocks, mask), blocks ascending; `mask` has a bit per (slot, tier) whose run is at least that long.
         holders: the workers by slot; None where there is none.
+        spelled: what `held` has said about other staircases of the same holders.
     """
 
     block_size: int
     steps: list[tuple[int, int]]
     holders: list[Holder | None]
+    spelled: dict[tuple[tuple[int, int], ...], Mapping[str, Match]] = msgspec.field(default_factory=dict)
 
     def of(self, holder: Holder) -> Match:
         """What one worker holds. Tokens that are only expected count as `device`, with the source ``expected``."""
@@ -33,8 +40,21 @@ class Matches(msgspec.Struct, frozen=True, gc=False):
         shift = PLANES * holder.slot
         return self._match([mask >> shift & SLOT for _, mask in self.steps], holder.source)
 
-    def held(self) -> dict[str, Match]:
-        """Every worker that holds at least the first block, by name. Workers that hold the same share one `Match`."""
+    def held(self) -> Mapping[str, Match]:
+        """Every worker that holds at least the first block, by name. Workers that hold the same share one `Match`.
+
+        Prompts that begin alike (with one system prompt, say) have the same staircase again and again: its answer is kept,
+        and is the very same object then.
+        """
+        key = tuple(self.steps)
+        found = self.spelled.get(key)
+        if found is None:
+            if len(self.spelled) * len(self.holders) >= MAX_SPELLED:
+                self.spelled.clear()
+            found = self.spelled[key] = self._spell()
+        return found
+
+    def _spell(self) -> dict[str, Match]:
         width = len(self.holders)
         # One hexadecimal digit per slot, slot 0 first; a column is then all that is known about one worker.
         rows = [f"{mask:0{width}x}"[::-1] for _, mask in self.steps]

@@ -25,7 +25,9 @@ HASH_BYTES = 7
 TOKEN_BYTES = 4
 """A token id is hashed as an unsigned 32-bit little-endian integer."""
 
-TokenIds = bytes | Sequence[int]
+Packed = bytes
+"""Token ids as of `pack`."""
+TokenIds = Packed | Sequence[int]
 """Token ids: packed little-endian uint32 bytes, an ``array("I")`` or any sequence of ints."""
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from gateway.prompt.blocks import Chain, ChainState, Hasher
+from gateway.prompt.blocks import Chain, ChainState, Hasher, Packed
+from gateway.prompt.segments import packed
 
 if TYPE_CHECKING:
     from gateway.prompt.prompt import Prompt
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 DEFAULT_BYTES: Final = 64 * 1024 * 1024
 SHORT: Final = 2048
-"""Tokens below which a prompt is hashed from the start: that is as cheap as looking up its segments."""
+"""Tokens below which only a prompt's first segment (a system prompt, often) is remembered: hashing the others is as cheap as
+looking them up."""
+WORTH: Final = 64
+"""Tokens from which that is worth remembering."""
 _NODE_BYTES: Final = 400
 _HASH_BYTES: Final = 40
 """What one hash in a list costs: the integer and the reference."""
@@ -25,11 +29,13 @@ _HASH_BYTES: Final = 40
 class _Node:
     """The chain up to the end of one segment that followed another node's."""
 
-    __slots__ = ("hashes", "key", "state")
+    __slots__ = ("hashes", "key", "parent", "state", "tail")
 
     def __init__(self, key: int, state: ChainState, hashes: list[int]) -> None:
         self.key = key
         self.state = state
+        self.parent = state.parent
+        self.tail = state.tail
         self.hashes = hashes
 
 
@@ -66,9 +72,26 @@ class ChainCache:
             root: the namespace (`Hasher.root`).
             block_sizes: of the workers.
         """
-        if prompt.token_count < SHORT:
-            return self.hasher.chains(root, prompt.ids, block_sizes)
-        return {size: self._chain(prompt.segments, prompt.token_count, root, size) for size in block_sizes}
+        segments = prompt.segments
+        if prompt.token_count >= SHORT:
+            return {size: self._chain(segments, prompt.token_count, root, size) for size in block_sizes}
+        if not segments or len(segments[0].ids) < WORTH:
+            return self.hasher.chains(root, packed(segments), block_sizes)
+        rest = packed(segments[1:])
+        return {size: self._short(segments[0], rest, prompt.token_count, root, size) for size in block_sizes}
+
+    def _short(self, first: "Segment", rest: Packed, tokens: int, root: int, block_size: int) -> Chain:
+        """The chain of a short prompt: `first`, then `rest`, packed."""
+        key = ((root, block_size), first.serial)
+        node = self._nodes.get(key)
+        if node is None:
+            self.misses += 1
+            hashes, state = self.hasher.extend(ChainState(block_size, root), first.ids)
+            node = _Node(next(self._keys), state, hashes)
+            self._keep(key, node)
+        else:
+            self.hits += 1
+        return Chain(block_size, node.hashes + self.hasher.blocks(node.parent, node.tail + rest, block_size), tokens)
 
     def _chain(self, segments: "Sequence[Segment]", tokens: int, root: int, block_size: int) -> Chain:
         nodes = self._nodes
@@ -89,12 +112,15 @@ class ChainCache:
             new, state = self.hasher.extend(state, segment.ids)
             hashes += new
             node = _Node(next(self._keys), state, new)
-            nodes[before, segment.serial] = node
+            self._keep((before, segment.serial), node)
             before = node.key
-            self._bytes += _NODE_BYTES + _HASH_BYTES * len(new)
+        return Chain(block_size, hashes, tokens)
+
+    def _keep(self, key: tuple[object, int], node: _Node) -> None:
+        self._nodes[key] = node
+        self._bytes += _NODE_BYTES + _HASH_BYTES * len(node.hashes)
         if self._bytes > self._max_bytes:
             # Rare, and cheap to recover from (a third of a microsecond a block): not worth an order of eviction.
-            nodes.clear()
+            self._nodes.clear()
             self._bytes = 0
             self.resets += 1
-        return Chain(block_size, hashes, tokens)

@@ -32,6 +32,9 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
+_EXACT: Final = ("exact", "")
+"""The key of nearly all prompts in `Prompter.counts`; asking an enum for its value takes as long as a look-up."""
+
 _BATCH: Final = 64
 """Small pieces that are encoded in one visit to a thread."""
 
@@ -190,12 +193,36 @@ class Prompter:
         sources = self._renderer.sources(request, self._memory, max_items=self._limits.inline_items)
         if sources is None:
             return request
+        if len(sources) == 1:
+            prompt = self._at_once(sources[0], start)
+            if prompt is not None:
+                return prompt
         lookup = self._look_up(sources)
         if lookup.size > self._limits.inline_new:
             return lookup
         missing = lookup.missing
         made = self._keep(missing, self._encode_all(missing)) if missing else {}
         return self._assemble(lookup, made, start)
+
+    def _at_once(self, source: Source, start: float) -> Prompt | None:
+        """The prompt of one text with little that is new, as most are; None for all else. Does what the steps of `_look_up` and `_assemble` do."""
+        if type(source) is not Text or source.special or source.truncate is not None:
+            return None
+        pieces = source.pieces
+        segments = self._cache.find(pieces)
+        new = 0
+        if None in segments:
+            missing = [at for at, segment in enumerate(segments) if segment is None]
+            if sum([len(pieces[at]) for at in missing]) > self._limits.inline_new:
+                return None
+            assert self._tokenizer is not None
+            for at in missing:
+                ids = self._tokenizer.encode(pieces[at])
+                new += len(ids)
+                segments[at] = self._cache.put(pieces[at], ids)
+        known: tuple[Segment, ...] = tuple(segments)  # type: ignore[arg-type]  # none is None any more
+        count = sum([len(segment.ids) for segment in known])
+        return Prompt(How.EXACT, known, count, "", new, self._clock() - start)
 
     async def _render_in_thread(self, request: Request) -> _Lookup:
         """Render what is too big for the loop; the interpreter's lock goes round every 5 ms."""
@@ -344,7 +371,7 @@ class Prompter:
         return self._counted(approximate(tokens, reason, self._clock() - start))
 
     def _counted(self, prompt: Prompt) -> Prompt:
-        self.counts[prompt.how.value, prompt.reason] += 1
+        self.counts[_EXACT if prompt.how is How.EXACT else (prompt.how.value, prompt.reason)] += 1
         return prompt
 
 

@@ -5,12 +5,14 @@ text; a turn added to a long conversation then costs a look-up for each old piec
 """
 
 import itertools
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import orjson
 
+from gateway.prompt.blocks import pack
 from gateway.prompt.lru import ByteLru
 
 _BYTES_PER_TOKEN: Final = 4 + 7
@@ -82,6 +84,13 @@ class SegmentCache:
             "misses": lru.misses,
             "evictions": lru.evictions,
         }
+
+
+def packed(segments: Sequence[Segment]) -> bytes:
+    """All ids as `gateway.prompt.blocks.pack` gives them, in one copy."""
+    if sys.byteorder == "big":
+        return pack(joined(segments))
+    return b"".join([segment.ids for segment in segments])
 
 
 def joined(segments: Sequence[Segment]) -> "array[int]":

@@ -116,15 +116,26 @@ class Shape:
         for slot in self._slots:
             if splitter.begins_in(texts[slot]):
                 return None
-        return [piece if type(piece) is str else _filled(piece, texts) for piece in self._pieces]
+        return [
+            piece
+            if type(piece) is str
+            else f"{piece[0]}{texts[piece[1]]}{piece[2]}"
+            if type(piece) is tuple
+            else _filled(piece, texts)
+            for piece in self._pieces
+        ]
 
 
 def _filled(parts: Sequence[str | int], texts: Sequence[str]) -> str:
     return "".join([part if type(part) is str else texts[part] for part in parts])  # type: ignore[index]
 
 
-def _pieces(parts: Sequence[str | int], splitter: Splitter) -> list[str | list[str | int]] | None:
-    """Where an output is cut if no special token begins in one of its slots: pieces as texts, or as lists of parts.
+_Piece = str | tuple[str, int, str] | list[str | int]
+"""A piece of an output: a text, or what is before and after the one slot in it, or its parts."""
+
+
+def _pieces(parts: Sequence[str | int], splitter: Splitter) -> list[_Piece] | None:
+    """Where an output is cut if no special token begins in one of its slots.
 
     None if a token might begin in a literal and end in the slot that follows. If none does, each token lies in a literal, and
     is found there by looking at this literal alone.
@@ -147,7 +158,20 @@ def _pieces(parts: Sequence[str | int], splitter: Splitter) -> list[str | list[s
         del pieces[0]
     if len(pieces) >= MAX_PIECES or not pieces or not any(isinstance(part, str) for part in pieces[0]):
         return None  # thinned out, or a first piece that may be empty
-    return [piece[0] if len(piece) == 1 and isinstance(piece[0], str) else piece for piece in pieces]
+    return [_simplest(piece) for piece in pieces]
+
+
+def _simplest(parts: list[str | int]) -> _Piece:
+    """A piece in the form that is put together fastest."""
+    slots = [at for at, part in enumerate(parts) if isinstance(part, int)]
+    if not slots:
+        return "".join([part for part in parts if isinstance(part, str)])
+    if len(slots) > 1:
+        return parts
+    (at,) = slots
+    slot = parts[at]
+    assert isinstance(slot, int)
+    return "".join(map(str, parts[:at])), slot, "".join(map(str, parts[at + 1 :]))
 
 
 class _Known:
