@@ -257,6 +257,7 @@ class Gateway:
 
         self.metrics.readings = Readings(
             workers=lambda: [(fleet.name, worker) for fleet in self._fleets for worker in fleet.workers],
+            ejections=self._health.ejections,
             upstream_sockets=self._pool.counts,
             client_connections=lambda: len(self._server.connections_open),
             policy_faults=lambda: {fleet.name: policy_faults(fleet) for fleet in self._fleets},

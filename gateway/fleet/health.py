@@ -151,6 +151,10 @@ class HealthMonitor:
             life.undrain(self._clock())
         return life is not None
 
+    def ejections(self) -> dict[str, int]:
+        """How often each worker was ejected, by its id."""
+        return {worker.id: life.ejections for worker, life in self._lives.items()}
+
     def snapshot(self) -> list[dict[str, Any]]:
         """Every worker as a dict for telemetry and the admin API, `GONE` ones as long as they have requests.
 

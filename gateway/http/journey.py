@@ -1,5 +1,6 @@
 """One request's way through the gateway: what is known of it, and how its head and body are read."""
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gateway.http.body import MultipartModel, body_at_hand, check_length, parse_json, read_body, requested_model
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.worker import Lease, Worker
     from gateway.http.server import Request
+    from gateway.http.usage import Usage
     from gateway.http.watch import UsageWatch
     from gateway.prefix.lookup import Lookup
     from gateway.telemetry.spans import ServerSpan
@@ -31,6 +33,8 @@ class Journey:
         route: which API path.
         target: the request target with its query, as it goes to the worker.
         start: loop time when the head was there.
+        ready: `perf_counter` seconds from which on all work is the gateway's own: the head was there or, where it was waited for, the
+            body, or the attempt before had ended. (uvloop's time stands still within one turn of the loop.)
         head: the header fields, once read.
         body: the client's bytes.
         parsed: the JSON object in them; empty for other bodies.
@@ -41,6 +45,7 @@ class Journey:
         lookup: the prompt and who holds it, where the fleet's policy wants to know.
         match: what the chosen worker was believed to hold of it.
         watch: sees the answer's usage, where there is a `lookup`.
+        usage: what the answer said about its tokens, if it did and anybody wanted to know.
         attempts: how many have begun.
         retrying: it counts against the retry budget.
         status: of the answer that the client got, 0 when it got none.
@@ -62,6 +67,7 @@ class Journey:
         "multipart",
         "outcome",
         "parsed",
+        "ready",
         "request",
         "retrying",
         "route",
@@ -69,6 +75,7 @@ class Journey:
         "start",
         "status",
         "target",
+        "usage",
         "watch",
         "worker",
     )
@@ -78,6 +85,7 @@ class Journey:
         self.route = route
         self.target = target
         self.start = start
+        self.ready = perf_counter()
         self.head: RequestHead | None = None
         self.body = b""
         self.parsed: dict[str, Any] = {}
@@ -89,6 +97,7 @@ class Journey:
         self.lookup: Lookup | None = None
         self.match = NO_MATCH
         self.watch: UsageWatch | None = None
+        self.usage: Usage | None = None
         self.span: ServerSpan | None = None
         self.attempts = 0
         self.retrying = False
@@ -126,6 +135,7 @@ class Journey:
             body = body_at_hand(payload, limits.body)
         else:
             body = await read_body(payload, limit=limits.body, rate=limits.body_rate)
+            self.ready = perf_counter()
         self.body = body
         if self.route.body is Body.JSON:
             self.parsed = parse_json(body)

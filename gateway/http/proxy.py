@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from http import HTTPStatus
+from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -27,7 +28,8 @@ from gateway.http.sweep import gateway_stopping
 from gateway.http.upstream import upstream_error
 from gateway.http.watch import UsageWatch
 from gateway.telemetry.metrics import Outcome
-from policies.base import Candidate, RouteRequest
+from gateway.telemetry.reasons import reason_of
+from policies.base import Candidate, Match, RouteRequest
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -46,6 +48,7 @@ _log = structlog.get_logger(__name__)
 
 _NOT_IMPLEMENTED = 501
 _STALE = "stale_connection"
+_NO_MATCHES: Mapping[str, Match] = {}
 _KINDS: Mapping[str, FailureKind] = {
     "upstream_connect": FailureKind.CONNECT,
     "upstream_connect_timeout": FailureKind.CONNECT,
@@ -181,6 +184,8 @@ class Proxy:
                 raise error or _no_healthy_worker()
             if error is not None:
                 self._metrics.retry(error.error_type)
+            reason = reason_of(decision, lookup.matches if lookup is not None else _NO_MATCHES, request.attempt)
+            self._metrics.decided(fleet.name, decision.policy, reason, perf_counter() - journey.ready)
             worker = cast("Worker", decision.chosen.worker)
             # Nothing is awaited between the decision and this line: the next decision sees this request.
             match = journey.match = decision.chosen.match
@@ -197,6 +202,7 @@ class Proxy:
                 lease.release()
             if error is None:
                 return self._completed(journey)
+            journey.ready = perf_counter()
             request.attempt += 1
             request.tried = (*request.tried, worker.id)
             if request.attempt >= fleet.retries.attempts:
@@ -235,7 +241,7 @@ class Proxy:
         journey.worker = worker
         journey.attempts += 1
         span = journey.span.attempt(worker, fleet.name, journey.attempts - 1) if journey.span is not None else None
-        start = self._loop.time() if span is not None else 0.0
+        start = self._loop.time()
         reused = False
         exchange: Exchange | None = None
         error_type: str | None = None
@@ -259,7 +265,7 @@ class Proxy:
                 error_type = str(status)
             if relayed:
                 if journey.watch is not None and status == HTTPStatus.OK and not exchange.encoded:
-                    self._compare(journey, worker, journey.watch, stream=exchange.stream)
+                    self._account(journey, worker, journey.watch, exchange)
                 return None
             return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
         except GatewayError as error:
@@ -288,9 +294,9 @@ class Proxy:
                 if exchange.started:
                     journey.status = status
                     journey.first_byte = exchange.first_byte - journey.start if exchange.first_byte else None
-            self._metrics.attempt_ended(worker.id, error_type)
+            first_byte = exchange.first_byte - start if exchange is not None and exchange.first_byte else None
+            self._metrics.attempt_ended(worker.id, error_type, first_byte)
             if span is not None:
-                first_byte = exchange.first_byte - start if exchange is not None and exchange.first_byte else None
                 span.end(status or None, error_type, first_byte)
 
     def _exchange(self, journey: Journey, request: RouteRequest, fleet: "Fleet", worker: "Worker") -> Exchange:
@@ -315,13 +321,20 @@ class Proxy:
         set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.parsed.get("stream") is True)
         return exchange
 
-    def _compare(self, journey: Journey, worker: "Worker", watch: UsageWatch, *, stream: bool) -> None:
-        """Hold what the answer says it cost against what was predicted."""
-        lookup = journey.lookup
-        usage = watch.usage(journey.route.dialect, stream=stream)
-        matcher = self.matchers.get(lookup.fleet) if lookup is not None else None
-        if usage is not None and lookup is not None and matcher is not None:
-            matcher.answered(worker, lookup, journey.match, usage, self._loop.time())
+    def _account(self, journey: Journey, worker: "Worker", watch: UsageWatch, exchange: Exchange) -> None:
+        """Count what the answer says it cost, and hold it against what was predicted."""
+        usage = journey.usage = watch.usage(journey.route.dialect, stream=exchange.stream)
+        if usage is None:
+            return
+        self._metrics.answered(worker.id, usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
+        if (lookup := journey.lookup) is None:
+            return
+        now = self._loop.time()
+        if exchange.stream and exchange.first_byte:
+            self._metrics.streamed(lookup.fleet, now - exchange.first_byte, usage.completion_tokens)
+        matcher = self.matchers.get(lookup.fleet)
+        if matcher is not None:
+            matcher.answered(worker, lookup, journey.match, usage, now)
 
     def _judge(self, worker: "Worker", status: int) -> None:
         """Tell the health monitor what an answer's status says about its worker."""

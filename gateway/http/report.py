@@ -13,6 +13,7 @@ def report(journey: "Journey", duration: float, metrics: Metrics, log: "RequestL
     """Count `journey` out after `duration` seconds, end its span, and log it if it failed or `successes` are wanted too."""
     fleet = journey.fleet
     model = fleet.name if fleet is not None else ""
+    span = journey.span
     metrics.request_ended(
         model,
         journey.route.path,
@@ -22,8 +23,8 @@ def report(journey: "Journey", duration: float, metrics: Metrics, log: "RequestL
         journey.first_byte,
         journey.bytes_out,
         journey.error_type,
+        span.trace_id if span is not None and span.recording else None,
     )
-    span = journey.span
     worker_id = journey.worker.id if journey.worker is not None else None
     if span is not None:
         span.end(

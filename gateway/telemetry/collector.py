@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector as BaseCollector
 
-from gateway.fleet.worker import WorkerState
 from gateway.telemetry import names
-from gateway.telemetry.histogram import DURATION_BOUNDS, FIRST_TOKEN_BOUNDS, Histogram
+from gateway.telemetry.families import counter, gauge, histograms
+from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.hyperpod import hyperpod_families
 from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
 from gateway.telemetry.truth import truth_families
+from gateway.telemetry.workers import QueueReading, WorkerReading, fleet_families, worker_families, worker_rows
 
 if TYPE_CHECKING:
     from gateway.prefix.feed_status import FeedStatus
@@ -21,31 +25,10 @@ if TYPE_CHECKING:
     from gateway.prefix.truth import WorkerTruth
     from gateway.prompt.parity_status import ParityStatus
     from gateway.telemetry.loop import LoopMonitor
-    from gateway.telemetry.metrics import Metrics
+    from gateway.telemetry.metrics import Metrics, RequestKey
+    from gateway.telemetry.workers import WorkerRows
 
-
-class WorkerReading(Protocol):
-    """What is shown of a worker. `gateway.fleet.worker.Worker` is one."""
-
-    @property
-    def id(self) -> str:
-        """Unique among all workers."""
-
-    @property
-    def state(self) -> WorkerState:
-        """Where it is in its life."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests sent there that have not ended."""
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Prompt tokens of those requests, where known."""
-
-    @property
-    def weight(self) -> float:
-        """Share of a full load it should take."""
+__all__ = ["Collector", "QueueReading", "Readings", "Snapshot", "WorkerReading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +37,8 @@ class Readings:
 
     Attributes:
         workers: all workers, each with its fleet's name.
+        ejections: per worker id, how often it was left out because it failed.
+        queues: requests that wait in the gateway, by model; models without any may be left out.
         upstream_sockets: per worker id, connections open and, of those, idle in the pool.
         client_connections: open client connections.
         policy_faults: per fleet's name, how often its policy misbehaved.
@@ -66,6 +51,8 @@ class Readings:
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
+    ejections: Callable[[], Mapping[str, int]] = dict
+    queues: Callable[[], Mapping[str, QueueReading]] = dict
     upstream_sockets: Callable[[], Mapping[str, tuple[int, int]]] = dict
     client_connections: Callable[[], int] = int
     policy_faults: Callable[[], Mapping[str, int]] = dict
@@ -80,17 +67,23 @@ class Readings:
 class Snapshot(BaseCollector):
     """All families as they were at one moment: may be written out while the counters go on, in any thread."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
+    def __init__(self, families: Sequence[Metric], later: Callable[[], Iterable[Metric]] = tuple) -> None:
+        """`later` makes the rest of the families from copies of its own, in the thread that wants to see them."""
         self._families = families
+        self._later = later
 
     def collect(self) -> Iterable[Metric]:
         """The families."""
-        return self._families
+        return chain(self._families, self._later())
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """The exposition and its content type: text 0.0.4 unless `accept` asks for another that we have."""
         encode, content_type = choose_encoder(accept or "")
         return encode(self), content_type
+
+
+_K = TypeVar("_K")
+_GENAI_LABELS = "gen_ai_request_model gen_ai_operation_name error_type"
 
 
 class Collector:
@@ -102,108 +95,78 @@ class Collector:
 
     def snapshot(self) -> Snapshot:
         """All families now. Call it on the event loop's thread, where the counters are counted."""
-        readings = self._metrics.readings
+        metrics = self._metrics
+        readings = metrics.readings
+        rows = worker_rows(
+            metrics, readings.workers(), readings.ejections(), readings.upstream_sockets(), readings.queues()
+        )
+        series = [
+            (key, one.count, one.bytes_out, one.duration.copy(), one.first_byte.copy())
+            for key, one in metrics.requests.items()
+        ]
         prefix = (
-            *feed_families(readings.feeds()),
             *map_families(readings.prefix_maps()),
             *parity_families(readings.parity()),
-            *truth_families(readings.truth()),
+            *truth_families(readings.truth(), rows.models()),
         )
-        return Snapshot([*self._requests(), *self._attempts(), *self._fleet(), *prefix, *self._process()])
+        now = [*self._totals(), *self._decisions(), *prefix, *self._process()]
+        later = partial(_later, rows, _Requests(series), list(readings.feeds()), metrics.hyperpod)
+        return Snapshot(now, later)
 
-    def _requests(self) -> Iterator[Metric]:
+    def _totals(self) -> Iterator[Metric]:
         metrics = self._metrics
         yield CounterMetricFamily(
             "warmroute_requests_accepted", "Requests whose head was read and accepted", value=metrics.accepted
         )
         yield GaugeMetricFamily("warmroute_requests_in_flight", "Accepted and not ended", value=metrics.in_flight)
-        ended = _counter(
-            "warmroute_requests",
-            "Requests that have ended: accepted = completed + client_gone + failed + in flight",
-            "model path status outcome error_type",
-        )
-        sent = _counter("warmroute_response_bytes", "Answer bytes written to clients", "model path")
-        sent_bytes: dict[tuple[str, str], int] = {}
-        durations: dict[tuple[str, str, str], Histogram] = {}
-        first_bytes: dict[tuple[str, str, str], Histogram] = {}
-        for (model, path, status, outcome, error_type), series in metrics.requests.items():
-            error = error_type or ""
-            ended.add_metric([model, path, str(status), outcome.value, error], series.count)
-            sent_bytes[model, path] = sent_bytes.get((model, path), 0) + series.bytes_out
-            key = (model, names.operation(path), error)
-            durations.setdefault(key, Histogram(DURATION_BOUNDS)).add(series.duration)
-            first_bytes.setdefault(key, Histogram(FIRST_TOKEN_BOUNDS)).add(series.first_byte)
-        for labels, value in sent_bytes.items():
-            sent.add_metric(labels, value)
-        yield ended
-        yield sent
-        yield _histogram(
-            "gen_ai_server_request_duration_seconds", "From a request's head to its end", _GENAI_LABELS, durations
-        )
-        yield _histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "From a request's head to the first byte of its answer",
-            _GENAI_LABELS,
-            first_bytes,
-        )
-
-    def _attempts(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        attempts = _counter(
-            "warmroute_attempts",
-            "Finished attempts on a worker; error_type is empty for good ones",
-            "worker error_type",
-        )
-        for (worker, error_type), value in metrics.attempts.items():
-            attempts.add_metric([worker, error_type or ""], value)
-        yield attempts
-        retries = _counter("warmroute_retries", "Further attempts, by what happened to the one before", "reason")
+        retries = counter("warmroute_retries", "Further attempts, by what happened to the one before", "reason")
         for reason, value in metrics.retries.items():
             retries.add_metric([reason], value)
         yield retries
-        refused = _counter("warmroute_refused", "Answers that the gateway gave itself, without a worker", "error_type")
+        refused = counter("warmroute_refused", "Answers that the gateway gave itself, without a worker", "error_type")
         for error_type, value in metrics.refusals.items():
             refused.add_metric([error_type], value)
         yield refused
-        reloads = _counter("warmroute_config_reloads", "Configuration reloads", "result")
+        reloads = counter("warmroute_config_reloads", "Configuration reloads", "result")
         reloads.add_metric(["ok"], metrics.reloads[True])
         reloads.add_metric(["failed"], metrics.reloads[False])
         yield reloads
 
-    def _fleet(self) -> Iterator[Metric]:
-        readings = self._metrics.readings
-        in_flight = _gauge("warmroute_worker_requests_in_flight", "Requests sent there and not ended", "worker model")
-        tokens = _gauge("warmroute_worker_prompt_tokens_in_flight", "Their prompt tokens, where known", "worker model")
-        weight = _gauge("warmroute_worker_weight", "Share of a full load; below 1 during slow start", "worker model")
-        state = _gauge("warmroute_worker_state", "1 for the state it is in, 0 for the others", "worker model state")
-        for fleet, worker in readings.workers():
-            labels = [worker.id, fleet]
-            in_flight.add_metric(labels, worker.in_flight)
-            tokens.add_metric(labels, worker.in_flight_tokens)
-            weight.add_metric(labels, worker.weight)
-            for one in WorkerState:
-                state.add_metric([*labels, one.value], float(worker.state is one))
-        yield from (in_flight, tokens, weight, state)
-        faults = _counter("warmroute_policy_faults", "Decisions in which a step of the policy misbehaved", "model")
-        for model, value in readings.policy_faults().items():
+    def _decisions(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        decisions = counter("warmroute_decisions", "Decisions, by why they fell so", "model policy reason")
+        overheads: dict[tuple[str], Histogram] = {}
+        for (model, policy, reason), series in metrics.decisions.items():
+            decisions.add_metric([model, policy, reason], series.overhead.count)
+            overheads.setdefault((model,), Histogram(series.overhead.bounds)).add(series.overhead)
+        yield decisions
+        yield histograms(
+            "warmroute_gateway_overhead_seconds",
+            "What the gateway itself took, from a request's last byte to the decision where it goes, without queueing",
+            "model",
+            overheads,
+        )
+        faults = counter("warmroute_policy_faults", "Decisions in which a step of the policy misbehaved", "model")
+        for model, value in metrics.readings.policy_faults().items():
             faults.add_metric([model], value)
         yield faults
-        sockets = _gauge("warmroute_upstream_connections", "Connections to a worker", "worker state")
-        for worker_id, (opened, idle) in readings.upstream_sockets().items():
-            sockets.add_metric([worker_id, "active"], opened - idle)
-            sockets.add_metric([worker_id, "idle"], idle)
-        yield sockets
-        yield GaugeMetricFamily(
-            "warmroute_client_connections", "Open client connections", value=readings.client_connections()
+        yield histograms(
+            "gen_ai_server_time_per_output_token_seconds",
+            "From a stream's first byte to its end, per token after the first",
+            "gen_ai_request_model",
+            {(model,): histogram for model, histogram in metrics.per_token.items()},
         )
 
     def _process(self) -> Iterator[Metric]:
         readings = self._metrics.readings
-        dropped = _counter("warmroute_telemetry_dropped", "Spans and log lines that were lost", "signal")
+        yield GaugeMetricFamily(
+            "warmroute_client_connections", "Open client connections", value=readings.client_connections()
+        )
+        dropped = counter("warmroute_telemetry_dropped", "Spans, log lines and the like that were lost", "signal")
         for signal, value in readings.dropped().items():
             dropped.add_metric([signal], value)
         yield dropped
-        build = _gauge("warmroute_build_info", "1, with the version as a label", "version")
+        build = gauge("warmroute_build_info", "1, with the version as a label", "version")
         build.add_metric([self._version], 1)
         yield build
         if readings.loop is not None:
@@ -215,7 +178,7 @@ class Collector:
                 "warmroute_event_loop_lag_max_seconds", "The latest timer of the last minute", value=loop.lag.worst()
             )
             yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory", value=loop.rss())
-            yield _histogram(
+            yield histograms(
                 "warmroute_gc_pause_seconds",
                 "Pauses of Python's cyclic garbage collector",
                 "generation",
@@ -223,20 +186,65 @@ class Collector:
             )
 
 
-_GENAI_LABELS = "gen_ai_request_model gen_ai_operation_name error_type"
+class _Requests:
+    """Copies of finished requests' series, by the labels that each family wants."""
+
+    def __init__(self, series: "Iterable[tuple[RequestKey, int, int, Histogram, Histogram]]") -> None:
+        self._series = series
+
+    def families(self) -> Iterator[Metric]:
+        """Counts, bytes and the two histograms of the GenAI conventions."""
+        ended = counter(
+            "warmroute_requests",
+            "Requests that have ended: accepted = completed + client_gone + failed + in flight",
+            "model path status outcome error_type",
+        )
+        sent = counter("warmroute_response_bytes", "Answer bytes written to clients", "model path")
+        sent_bytes: dict[tuple[str, str], int] = {}
+        durations: dict[tuple[str, ...], Histogram] = {}
+        first_bytes: dict[tuple[str, ...], Histogram] = {}
+        for (model, path, status, outcome, error_type), count, bytes_out, duration, first_byte in self._series:
+            error = error_type or ""
+            ended.add_metric([model, path, str(status), outcome.value, error], count)
+            sent_bytes[model, path] = sent_bytes.get((model, path), 0) + bytes_out
+            key = (model, names.operation(path), error)
+            _merge(durations, key, duration)
+            _merge(first_bytes, key, first_byte)
+        for labels, value in sent_bytes.items():
+            sent.add_metric(labels, value)
+        yield ended
+        yield sent
+        yield histograms(
+            "gen_ai_server_request_duration_seconds", "From a request's head to its end", _GENAI_LABELS, durations
+        )
+        yield histograms(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From a request's head to the first byte of its answer",
+            _GENAI_LABELS,
+            first_bytes,
+        )
+
+    def by_model(self) -> tuple[dict[str, Histogram], dict[str, Histogram]]:
+        """Durations and times to the first byte of all requests, by model."""
+        durations: dict[str, Histogram] = {}
+        first_bytes: dict[str, Histogram] = {}
+        for (model, *_), _, _, duration, first_byte in self._series:
+            _merge(durations, model, duration)
+            _merge(first_bytes, model, first_byte)
+        return durations, first_bytes
 
 
-def _counter(name: str, text: str, labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, labels=labels.split())
+def _merge(into: dict[_K, Histogram], key: _K, histogram: Histogram) -> None:
+    into.setdefault(key, Histogram(histogram.bounds)).add(histogram)
 
 
-def _gauge(name: str, text: str, labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels.split())
-
-
-def _histogram(name: str, text: str, labels: str, histograms: Mapping[Any, Histogram]) -> HistogramMetricFamily:
-    """One family of histograms, keyed by the tuple of their label values."""
-    family = HistogramMetricFamily(name, text, labels=labels.split())
-    for values, histogram in histograms.items():
-        family.add_metric(values, histogram.cumulative(), histogram.sum)
-    return family
+def _later(
+    rows: "WorkerRows", requests: _Requests, feeds: "Iterable[FeedStatus]", hyperpod: Mapping[str, str] | None
+) -> Iterator[Metric]:
+    """The families that cost most, from copies."""
+    yield from requests.families()
+    yield from worker_families(rows)
+    yield from fleet_families(rows)
+    yield from feed_families(feeds)
+    if hyperpod is not None:
+        yield from hyperpod_families(rows, *requests.by_model(), hyperpod)

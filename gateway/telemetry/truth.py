@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.core import CounterMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from prometheus_client import Metric
 
@@ -26,11 +26,11 @@ _FAMILIES: Final = (
 )
 
 
-def truth_families(truth: "Iterable[tuple[str, WorkerTruth]]") -> "Iterator[Metric]":
-    """One counter per sum, by worker."""
+def truth_families(truth: "Iterable[tuple[str, WorkerTruth]]", models: "Mapping[str, str]") -> "Iterator[Metric]":
+    """One counter per sum, by worker; `models`: each worker's."""
     rows = list(truth)
     for attribute, name, text in _FAMILIES:
-        family = CounterMetricFamily(name, text, labels=["worker"])
+        family = CounterMetricFamily(name, text, labels=["worker", "model"])
         for worker_id, score in rows:
-            family.add_metric([worker_id], getattr(score, attribute))
+            family.add_metric([worker_id, models.get(worker_id, "")], getattr(score, attribute))
         yield family

@@ -2,7 +2,7 @@ import asyncio
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gateway.config.schema import Capabilities
 from gateway.fleet.worker import WorkerState
 from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
@@ -232,6 +233,9 @@ class Reading:
     in_flight: int = 0
     in_flight_tokens: int = 0
     weight: float = 1.0
+    pending: int = 0
+    pending_tokens: int = 0
+    capabilities: Capabilities = field(default_factory=Capabilities)
 
 
 def test_readings_are_taken_at_the_scrape(metrics):
