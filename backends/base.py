@@ -7,7 +7,9 @@ worker can do. The control plane (`gateway.fleet.health`) makes the calls.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from backends.capability_facts import CapabilityFacts
 from backends.kv_events import CacheFacts, EventSource
+from backends.profiles import Profile
 from backends.token_ids import TokenQuestion
 
 if TYPE_CHECKING:
@@ -36,6 +38,14 @@ class Driver(Protocol):
     @property
     def credits_blocks(self) -> bool:
         """A cached prefix saves work block by block. False: in whole segments or buckets, so less may be used than is held."""
+
+    @property
+    def assumed(self) -> Profile:
+        """What is taken for granted about a worker of this kind, where nothing else is known."""
+
+    @property
+    def runs_medusa_alone(self) -> bool:
+        """Medusa decodes one request at a time there, whatever the batch was compiled for."""
 
     @property
     def models_path(self) -> str:
@@ -68,6 +78,15 @@ class Driver(Protocol):
 
     def parse_facts(self, body: bytes) -> CacheFacts:
         """What an answer to `facts_path` says; nothing known when it makes no sense."""
+
+    def capability_facts(self, path: str, body: bytes, model: str) -> CapabilityFacts:
+        """What an answer to `models_path` or `facts_path` says about what the worker can do. Never raises.
+
+        Args:
+            path: which of the two was asked.
+            body: of an answer with status 200, whatever is in it.
+            model: what the worker calls the model.
+        """
 
     def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:
         """What to ask for the ids that such a worker makes of a request, the most faithful first; none when it can't tell.

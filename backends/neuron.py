@@ -1,5 +1,6 @@
 """vLLM on AWS Neuron (Trainium, Inferentia)."""
 
+from backends.profiles.assumed import ASSUMED_NEURON
 from backends.vllm import VLLMDriver
 
 
@@ -13,4 +14,6 @@ class NeuronDriver(VLLMDriver):
 
     name = "neuron"
     credits_blocks = False
+    assumed = ASSUMED_NEURON
+    runs_medusa_alone = True
     start_up = 5400.0

@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from backends.capability_facts import MAX_ADAPTERS, MAX_NAME, CapabilityFacts, count
 from backends.kv_events import CacheFacts, EventSource
+from backends.profiles.assumed import ASSUMED_GPU
 from backends.token_ids import TokenQuestion, token_ids
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ class OpenAIDriver:
     credits_blocks = True
     health_path = "/v1/models"
     models_path = "/v1/models"
+    assumed = ASSUMED_GPU
+    runs_medusa_alone = False
     start_up = 600.0
     sources_path: str | None = None
     facts_path: str | None = None
@@ -48,6 +54,24 @@ class OpenAIDriver:
     def parse_facts(self, body: bytes) -> CacheFacts:  # noqa: ARG002 - as above
         """Nothing: OpenAI's API does not speak of caches."""
         return CacheFacts()
+
+    def capability_facts(self, path: str, body: bytes, model: str) -> CapabilityFacts:
+        """From the model cards: `max_model_len`, and as adapters those cards that name `model` as their parent."""
+        return self._facts_of_cards(body, model) if path == self.models_path else CapabilityFacts()
+
+    def _facts_of_cards(self, body: bytes, model: str) -> CapabilityFacts:
+        try:
+            cards = self.parse_model_cards(orjson.loads(body))
+        except orjson.JSONDecodeError:
+            return CapabilityFacts()
+        own = next((card for card in cards if card["id"] == model), None)
+        if own is None:
+            return CapabilityFacts()
+        adapters = (card["id"] for card in cards if card.get("parent") == model and card is not own)
+        return CapabilityFacts(
+            max_model_len=count(own.get("max_model_len")),
+            lora_adapters=tuple(name for name in adapters if len(name) <= MAX_NAME)[:MAX_ADAPTERS],
+        )
 
     def token_questions(self, path: str, body: Mapping[str, Any]) -> Sequence[TokenQuestion]:  # noqa: ARG002 - as above
         """None: OpenAI's API does not name token ids."""

@@ -9,14 +9,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from backends import profiles
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"unit": "seconds"})]
 Bytes = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"unit": "bytes"})]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
-PROFILES = ("trn2-70b", "trn1-8b", "inf2-8b", "h100-8b", "h100x2-32b")
+PROFILES = tuple(profiles.PROFILES)
 """Names of the built-in capability profiles; the simulator has an engine for each."""
 
 REDACTED = "<redacted>"
@@ -132,30 +135,70 @@ class Pool(Struct, frozen=True, kw_only=True):
     """Idle connections kept per worker."""
 
 
+class TierMemory(Struct, frozen=True, kw_only=True):
+    """Memory behind the device's, from which a worker loads KV blocks."""
+
+    capacity: Bytes | None = None
+    """What it holds for this worker."""
+    bandwidth: Annotated[int, msgspec.Meta(ge=1, extra_json_schema={"unit": "bytes"})] | None = None
+    """Bytes per second into the device."""
+    latency: Seconds | None = None
+    """Of each transfer, whatever its size."""
+
+
+class Tiers(Struct, frozen=True, kw_only=True):
+    """The memories behind the device's."""
+
+    l1: TierMemory | None = None
+    """The worker's CPU memory."""
+    l2: TierMemory | None = None
+    """Shared: disk, Redis, tiered storage."""
+
+
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a worker can do, where it is known better than discovered. What is left out is discovered or taken from the profile."""
+    """What a worker can do, where it is known better than discovered. What is left out is taken from the profile, else discovered, else assumed."""
 
     profile: str | None = None
     """A built-in profile: trn2-70b, trn1-8b, inf2-8b, h100-8b, h100x2-32b."""
-    block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    block_size: Positive | None = None
     """Tokens per KV block."""
-    kv_capacity_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    kv_capacity_tokens: Positive | None = None
     """Tokens that the KV cache in device memory holds."""
-    max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=1, extra_json_schema={"unit": "bytes"})] | None = None
+    """Size of one token's keys and values: 2 x layers x KV heads x head size x bytes per number."""
+    max_model_len: Positive | None = None
     """Prompt and answer together, in tokens."""
-    slots: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Requests that run at once."""
-    prefill_buckets: tuple[int, ...] | None = None
+    slots: Positive | None = None
+    """Requests in the running batch (`--max-num-seqs`); fewer run at once where memory is reserved for the longest (Neuron)."""
+    prefill: Literal["exclusive", "chunked"] | None = None
+    """One prompt at a time while all decodes wait (Neuron), or in chunks that share each step with decodes."""
+    max_num_batched_tokens: Positive | None = None
+    """Tokens per step of a worker that prefills in chunks."""
+    prefill_buckets: tuple[Positive, ...] | None = None
     """Token counts, rising, to which prompts are padded (Neuron)."""
-    segment_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    segments: bool | None = None
+    """Whether a prompt above the largest bucket is prefilled in several runs, or ends in an error."""
+    segment_size: Positive | None = None
     """A cached prefix counts in whole segments of this many tokens (Neuron)."""
-    max_prefix_bucket: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_prefix_bucket: Positive | None = None
     """The longest cached prefix, in tokens, that the worker can use (Neuron)."""
+    decode_context_buckets: tuple[Positive, ...] | None = None
+    """Token counts, rising, to which a decode step pads its longest context (Neuron)."""
+    prefill_rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Prompt tokens per second, padding counted: where learning starts."""
+    overhead: Seconds | None = None
+    """Of each prefill, whatever its length."""
+    decoder: Literal["plain", "speculative", "medusa"] | None = None
+    """How it decodes. Medusa on Neuron runs one request at a time."""
+    tokens_per_step: Annotated[float, msgspec.Meta(ge=1)] | None = None
+    """Output tokens per request and decode step, on average."""
     prefix_caching: bool | None = None
     """Whether the worker reuses prefixes at all."""
-    role: Literal["both", "prefill", "decode"] = "both"
-    """Its part where prefill and decode are done by different workers."""
-    lora_adapters: tuple[str, ...] = ()
+    tiers: Tiers = Tiers()
+    """The memories behind the device's, and how fast they are."""
+    role: Literal["both", "prefill", "decode"] | None = None
+    """Its part where prefill and decode are done by different workers; both, unless it says otherwise."""
+    lora_adapters: tuple[str, ...] | None = None
     """Names of the LoRA adapters that it has loaded."""
 
 

@@ -5,17 +5,14 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from backends.vllm import VLLMDriver
 from gateway.config.schema import Telemetry, Traces
 from gateway.fleet.worker import Worker
 
 
-class Vllm:
-    name = "vllm"
-
-
 @pytest.fixture
 def worker():
-    return Worker(url="http://127.0.0.1:9001/base", driver=Vllm(), model="m", worker_id="w1")
+    return Worker(url="http://127.0.0.1:9001/base", driver=VLLMDriver(), model="m", worker_id="w1")
 
 
 @dataclass
