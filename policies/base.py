@@ -8,7 +8,7 @@ A third-party policy is a class with one of these methods and a constructor that
 One that reads candidates' matches has a class attribute ``needs_match = True``: without, the caller need not look them up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -23,11 +23,18 @@ Knowledge = Literal["none", "history", "events"]
 
 
 class CapabilitiesView(Protocol):
-    """What a worker can do; None where it is not known. See `gateway.config.schema.Capabilities`."""
+    """What a worker can do, as far as a policy may use it. `gateway.fleet.capabilities.WorkerCapabilities` is one.
+
+    None stands for what is not known. Speeds are always there: where nobody knows better, assumed ones.
+    """
 
     @property
     def block_size(self) -> int | None:
         """Tokens per KV block."""
+
+    @property
+    def kv_capacity_tokens(self) -> int | None:
+        """Tokens that its KV cache holds in device memory."""
 
     @property
     def max_model_len(self) -> int | None:
@@ -35,11 +42,43 @@ class CapabilitiesView(Protocol):
 
     @property
     def slots(self) -> int | None:
-        """Places in the running batch."""
+        """Requests that run at once."""
+
+    @property
+    def prefill(self) -> Literal["exclusive", "chunked"]:
+        """Whether decodes stand still while a prompt is computed, or share its steps."""
+
+    @property
+    def max_prefix_bucket(self) -> int | None:
+        """Longest cached prefix in tokens that it can use; None: any."""
+
+    @property
+    def role(self) -> str:
+        """``both``, ``prefill`` or ``decode``."""
+
+    @property
+    def lora_adapters(self) -> Collection[str]:
+        """Names of the adapters that it has loaded."""
+
+    @property
+    def shaped(self) -> bool:
+        """Whether padding, segments or prefix caps apply: if not, `padded` and `credit` return what they are given."""
+
+    def padded(self, uncached: int, /) -> int:
+        """Tokens that the device computes for so many that it does not hold, padding included."""
+
+    def credit(self, tokens: int, held: int, /) -> int:
+        """How many of `held` cached tokens a prompt of `tokens` tokens is spared."""
+
+    def takes(self, uncached: int, credit: int, /) -> bool:
+        """Whether it can compute so many tokens after so many credited ones at all."""
+
+    def load_seconds(self, l1: int, l2: int, /) -> float:
+        """Seconds to bring so many tokens from the tiers into the device."""
 
 
 class WorkerView(Protocol):
-    """What a policy may see of a worker (read only). `gateway.fleet.worker.Worker` is one; so is the replay's."""
+    """What a policy may see of a worker (read only). `gateway.fleet.worker.Worker` is one; so is its `WorkerLoad`."""
 
     @property
     def id(self) -> str:
@@ -64,6 +103,34 @@ class WorkerView(Protocol):
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens that the worker has to compute for the pending ones, as far as known."""
+
+    @property
+    def pending_padded(self) -> int:
+        """The same, as the device computes them: padded, and without credit for what it cannot use."""
+
+    @property
+    def backlog(self) -> float:
+        """Seconds that the pending ones take, at the learned speed and from the start of the first one's prefill."""
+
+    @property
+    def head(self) -> float:
+        """Seconds of the `backlog` that are the first one's; no more of it can be over by now."""
+
+    @property
+    def prefill_since(self) -> float:
+        """When the prefill of the first pending one began, as far as we know; 0: none is, or it is not known."""
+
+    @property
+    def rate(self) -> float:
+        """Padded tokens per second, learned."""
+
+    @property
+    def overhead(self) -> float:
+        """Seconds per prefill whatever its length, learned."""
+
+    @property
+    def hold(self) -> float:
+        """Mean seconds that a request holds a slot, learned; 0: not known yet."""
 
     @property
     def weight(self) -> float:
@@ -169,6 +236,48 @@ class Decision(msgspec.Struct, frozen=True):
     policy: str
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one candidate in a decision.
+
+    Attributes:
+        worker: as it was then, if the caller gave a snapshot.
+        match: what it held of the prompt.
+        rejected_by: name of the filter that dropped it; empty for those that were scored.
+        terms: what its cost is made of, by name, weights included; they add up to `cost`.
+        cost: None where there is none: dropped, or a scorer failed.
+    """
+
+    worker: WorkerView
+    match: Match
+    rejected_by: str
+    terms: Mapping[str, float]
+    cost: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The whole table behind a decision.
+
+    Attributes:
+        rows: one per candidate, in the order given.
+        chosen: index of the chosen one; None when the filters let none through.
+        reason: why, in one sentence.
+    """
+
+    rows: Sequence[Row]
+    chosen: int | None
+    reason: str
+
+
+@runtime_checkable
+class Detailed(Protocol):
+    """What a scorer may be besides: one that says what its costs are made of."""
+
+    def terms(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        """Per candidate, in the same order, parts by name that add up to its cost (before the weight)."""
+
+
 @runtime_checkable
 class Observer(Protocol):
     """What a filter, scorer or picker may be besides: told of every decision of its policy, right after it was made."""
@@ -186,6 +295,14 @@ class Policy(Protocol):
 
     def decide(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Decision | None:
         """Choose. Synchronous, no I/O; the caller counts the load before it does anything else."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """What a policy may be besides: one that says why. `policies.pipeline.Pipeline` is."""
+
+    def explain(self, request: RouteRequest, candidates: Sequence[Candidate], chosen: int | None = None) -> Explanation:
+        """Why it chooses, or chose `chosen`, an index into `candidates`. Without side effects; not for the hot path."""
 
 
 def knowledge_of(policy: Policy) -> Knowledge:

@@ -6,7 +6,18 @@ from math import isfinite
 from random import Random
 from typing import Final
 
-from policies.base import Candidate, Decision, Filter, Knowledge, Observer, Picker, RouteRequest, Scorer
+from policies.base import (
+    Candidate,
+    Decision,
+    Explanation,
+    Filter,
+    Knowledge,
+    Observer,
+    Picker,
+    RouteRequest,
+    Scorer,
+)
+from policies.explaining import Named, explain
 
 FAULT_LENGTH: Final = 300
 """Characters kept of a fault's text: an exception's message may be as long as the request that caused it."""
@@ -32,6 +43,7 @@ class Pipeline:
 
     __slots__ = (
         "_filters",
+        "_named",
         "_observers",
         "_picker",
         "_rng",
@@ -52,10 +64,11 @@ class Pipeline:
         rng: Random | None = None,
         *,
         history_only: bool = False,
+        names: Sequence[str] = (),
     ) -> None:
         """Scorers of weight 0 are left out; without any, all candidates cost the same. `rng` breaks ties after a fault.
 
-        A step that reads matches says so by an attribute `needs_match` that is true. With `history_only` they come from the
+        `names` are what `explain` calls the filters, then the scorers; their classes' names when left out. A step that reads matches says so by an attribute `needs_match` that is true. With `history_only` they come from the
         gateway's own history even where workers send events.
         """
         self.name = name
@@ -70,6 +83,7 @@ class Pipeline:
         asked: list[object] = [*filters, *(scorer for scorer, weight in scorers if weight != 0), picker]
         needs_match = any(getattr(step, "needs_match", False) for step in asked)
         self.knowledge: Knowledge = ("history" if history_only else "events") if needs_match else "none"
+        self._named = Named.of(filters, scorers, names)
         self._observers = tuple(step.observe for step in steps if isinstance(step, Observer))
 
     def __repr__(self) -> str:
@@ -104,6 +118,18 @@ class Pipeline:
             except Exception as error:  # noqa: BLE001 - as above
                 self._fault(observe, error)
         return decision
+
+    def explain(self, request: RouteRequest, candidates: Sequence[Candidate], chosen: int | None = None) -> Explanation:
+        """Why the policy chooses, or chose `chosen` (an index into `candidates`): the whole table, and one sentence.
+
+        Nothing is counted and nobody told of it, and what a step draws at random is not used up. With snapshots of the
+        workers it may be asked long after the decision; what steps remember (whose turn it is) is as of now, though.
+        """
+        state = self._rng.getstate()
+        try:
+            return explain(self._named, request, candidates, chosen)
+        finally:
+            self._rng.setstate(state)
 
     def _choose(self, request: RouteRequest, kept: tuple[Candidate, ...]) -> Decision:
         """Score and pick among two or more candidates."""

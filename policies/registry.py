@@ -215,6 +215,7 @@ class Registry:
             self._step("picker", picker, (*where, "picker"), rng),
             rng,
             history_only=history_only,
+            names=[getattr(step, "name", None) or step.type for step in (*filters, *scorers)],
         )
 
     def _step(self, kind: Kind, step: StepSection, where: Where, rng: Random) -> Any:

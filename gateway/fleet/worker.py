@@ -1,15 +1,28 @@
-"""A worker as the gateway sees it: who it is, its state, its load, what it can do."""
+"""A worker as the gateway sees it: who it is, its state, its load, what it can do and how fast it was seen to be.
+
+Load is counted when a request is decided, when its answer begins and when it ends (`Lease`). From the order in which prompts were
+sent there and the speed that was learned (`gateway.fleet.calibration`) follows how many seconds of prefill are before a new one:
+workers compute prompts first come, first served.
+"""
 
 import enum
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import urlsplit
 
-from gateway.config.schema import Capabilities
-from policies.base import NO_MATCH, Candidate
+import msgspec
+
+from gateway.fleet.calibration import Calibration
+from gateway.fleet.capabilities import WorkerCapabilities
+from policies.base import NO_MATCH, Candidate, Match
 
 if TYPE_CHECKING:
     from backends.base import Driver
+    from gateway.config.schema import Capabilities
+
+_STREAMED: Final = 0.01
+"""Seconds from the first byte to the end of an answer from which on it came as a stream: only of those the first byte ends the prefill."""
 
 
 class WorkerState(enum.Enum):
@@ -24,6 +37,27 @@ class WorkerState(enum.Enum):
     """Answers its health check but fails requests, or stopped answering."""
     GONE = "gone"
     """No longer in the configuration; forgotten when its last request ends."""
+
+
+class WorkerLoad(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A worker at one moment, for good: what policies may see of it (`policies.base.WorkerView`)."""
+
+    id: str
+    routable: bool
+    in_flight: int
+    in_flight_tokens: int
+    pending: int
+    pending_tokens: int
+    pending_padded: int
+    backlog: float
+    head: float
+    prefill_since: float
+    rate: float
+    overhead: float
+    hold: float
+    weight: float
+    model: str
+    capabilities: WorkerCapabilities
 
 
 class Worker:
@@ -43,6 +77,12 @@ class Worker:
         pending: those of them whose answer has not begun: they wait for their prefill, or are in it.
         pending_tokens: prompt tokens that the worker has to compute for the pending ones, as far as known: what it held
             of a prompt at the decision is left out, and all of it leaves with the first byte of the answer's body.
+        pending_padded: the same as the device computes it: padded, less only what is really credited.
+        backlog: seconds that the prefills take which have not ended as far as we know, the one under way as a whole.
+        head: seconds of the `backlog` that may be over by now without our having heard of it: the first one's, and those of answers
+            that do not come as streams.
+        prefill_since: when the first of them began, as far as we know; 0: there is none, or it is not known.
+        rate, overhead, hold: what was learned, see `Calibration`.
         weight: share of a full load it should take, in (0, 1]; below 1 only during slow start.
         probe: half-open after an ejection: True when the next request is the one that may try it, that request's lease
             while it runs, None at any other time. Set by `gateway.fleet.states`.
@@ -50,21 +90,32 @@ class Worker:
     """
 
     __slots__ = (
+        "_calibration",
+        "_capabilities",
+        "_load",
+        "_queue",
+        "_silent",
         "api_key",
         "authority",
+        "backlog",
         "base_path",
         "candidate",
-        "capabilities",
         "driver",
+        "head",
+        "hold",
         "host",
         "id",
         "in_flight",
         "in_flight_tokens",
         "model",
+        "overhead",
         "pending",
+        "pending_padded",
         "pending_tokens",
         "port",
+        "prefill_since",
         "probe",
+        "rate",
         "routable",
         "state",
         "tls",
@@ -80,7 +131,7 @@ class Worker:
         model: str,
         worker_id: str | None = None,
         api_key: str | None = None,
-        capabilities: Capabilities | None = None,
+        capabilities: "Capabilities | None" = None,
     ) -> None:
         parts = urlsplit(url)
         self.tls = parts.scheme == "https"
@@ -93,13 +144,22 @@ class Worker:
         self.driver = driver
         self.model = model
         self.api_key = api_key
-        self.capabilities = capabilities or Capabilities()
+        self._capabilities = WorkerCapabilities.of(capabilities, driver)
+        self._learn_anew(self._capabilities.prefill_rate, self._capabilities.overhead)
         self.state = WorkerState.WARMING
         self.routable = False
         self.in_flight = 0
         self.in_flight_tokens = 0
         self.pending = 0
         self.pending_tokens = 0
+        self.pending_padded = 0
+        self.backlog = 0.0
+        self.head = 0.0
+        self.prefill_since = 0.0
+        self._queue: dict[
+            Lease, None
+        ] = {}  # whose prefill has not ended as far as we know, in the order of their decisions
+        self._silent = 0.0  # seconds of those of them whose answers are not streamed
         self.weight = 1.0
         self.probe: Lease | Literal[True] | None = None
         self.candidate = Candidate(self, NO_MATCH)
@@ -107,24 +167,161 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state.value} in_flight={self.in_flight}>"
 
-    def acquire(self, tokens: int = 0, uncached: int | None = None) -> "Lease":
+    def _replace_capabilities(self, capabilities: WorkerCapabilities) -> None:
+        start = capabilities.prefill_rate, capabilities.overhead
+        self._capabilities = capabilities
+        if start != self._calibration.start:
+            self._learn_anew(*start)
+
+    # With a getter in C: policies read it for every candidate.
+    capabilities: WorkerCapabilities = cast(
+        "Any", property(attrgetter("_capabilities"), _replace_capabilities, doc="What it can do; replaced as a whole.")
+    )
+
+    @property
+    def calibration(self) -> Calibration:
+        """What was learned of its speed."""
+        return self._calibration
+
+    def restarted(self) -> None:
+        """It is another process now, or may be: what was learned of its speed is forgotten."""
+        self._learn_anew(*self._calibration.start)
+
+    def _learn_anew(self, rate: float, overhead: float) -> None:
+        self._calibration = Calibration(rate, overhead)
+        self.rate = rate
+        self.overhead = overhead
+        self.hold = 0.0
+        self._load: WorkerLoad | None = None
+
+    def snapshot(self) -> WorkerLoad:
+        """Itself at this moment, the same object until something changes."""
+        load = self._load
+        if (
+            load is not None
+            and load.routable is self.routable
+            and load.weight == self.weight
+            and load.capabilities is self._capabilities
+        ):
+            return load
+        self._load = load = WorkerLoad(
+            id=self.id,
+            routable=self.routable,
+            in_flight=self.in_flight,
+            in_flight_tokens=self.in_flight_tokens,
+            pending=self.pending,
+            pending_tokens=self.pending_tokens,
+            pending_padded=self.pending_padded,
+            backlog=self.backlog,
+            head=self.head,
+            prefill_since=self.prefill_since,
+            rate=self.rate,
+            overhead=self.overhead,
+            hold=self.hold,
+            weight=self.weight,
+            model=self.model,
+            capabilities=self._capabilities,
+        )
+        return load
+
+    def acquire(
+        self,
+        tokens: int = 0,
+        uncached: int | None = None,
+        *,
+        match: Match = NO_MATCH,
+        now: float = 0.0,
+        streamed: bool = True,
+    ) -> "Lease":
         """Count a request in, at the moment of the decision. Its lease must be released in a ``finally``.
 
         Args:
             tokens: of the prompt; 0 when not known.
-            uncached: those of them that the worker has to compute, ``tokens - match.tokens``; None: all.
+            uncached: those of them that the worker has to compute; None: ``tokens - match.tokens``.
+            match: what it holds, for the time that loading from l1 and l2 takes.
+            now: seconds on the caller's clock; 0: unknown, and nothing is learned from this request.
+            streamed: whether the answer's first byte comes when the prefill ends. Otherwise the prefill counts as ended when its
+                predicted time is over, or the first byte of a later, streamed one has come.
         """
         if uncached is None:
-            uncached = tokens
+            uncached = max(0, tokens - match.tokens)
+        padded = uncached
+        capabilities = self._capabilities
+        load = 0.0
+        if tokens:
+            if capabilities.shaped:
+                padded = capabilities.padded(tokens - capabilities.credit(tokens, tokens - uncached))
+            if match.l1 or match.l2:
+                load = min(capabilities.load_seconds(match.l1, match.l2), (match.l1 + match.l2) / self.rate)
+        seconds = self.overhead + padded / self.rate + load
+        lease = Lease(self, tokens, uncached, padded, now, load, seconds)
+        queue = self._queue
+        if not queue:
+            self.prefill_since = now
+            self.head = seconds
+            slots = capabilities.slots
+            if slots is None or self.in_flight < slots:
+                lease.began = now
+        elif not streamed:
+            self.head += seconds
+        queue[lease] = None
+        if not streamed:
+            lease.silent = True
+            self._silent += seconds
+        self.backlog += seconds
         self.in_flight += 1
         self.in_flight_tokens += tokens
         self.pending += 1
         self.pending_tokens += uncached
-        lease = Lease(self, tokens, uncached)
+        self.pending_padded += padded
+        self._load = None
         if self.probe is True:  # this request is the only one that may try the worker
             self.probe = lease
             self.routable = False
         return lease
+
+    def changed(self) -> None:
+        """For `Lease`: the last snapshot is out of date."""
+        self._load = None
+
+    def prefilled(self, lease: "Lease", now: float) -> None:
+        """For `Lease`: its prefill has ended, or it will not be computed any more."""
+        queue = self._queue
+        if lease not in queue:
+            return
+        first = next(iter(queue))
+        while first is not lease and first.silent and now and not lease.silent:
+            self._drop(first)  # was sent there before: its prefill has ended, too
+            first = next(iter(queue))
+        self._drop(lease)
+        if not queue:
+            self.backlog = self.head = self.prefill_since = self._silent = 0.0
+            return
+        head = next(iter(queue))
+        if first is lease:
+            self.prefill_since = now
+            slots = self._capabilities.slots
+            if now and not lease.silent and (slots is None or self.in_flight <= slots):
+                head.began = now
+        self.head = self._silent if head.silent else self._silent + head.seconds
+
+    def _drop(self, lease: "Lease") -> None:
+        del self._queue[lease]
+        self.backlog -= lease.seconds
+        if lease.silent:
+            self._silent -= lease.seconds
+
+    def learn(self, lease: "Lease", first: float, now: float) -> None:
+        """For `Lease`: what a request that was answered says of the worker: `first` is when its answer began, `now` when it ended."""
+        calibration = self._calibration
+        if lease.began and not lease.silent and now - first >= _STREAMED:
+            if lease.padded and calibration.prefill(lease.padded, first - lease.began - lease.load):
+                self.rate = calibration.rate
+                self.overhead = calibration.overhead
+            calibration.held(now - lease.began)
+        else:
+            calibration.held(now - max(lease.at, first - lease.seconds))
+        self.hold = calibration.hold
 
     def request_headers(self) -> Mapping[str, str]:
         """Header fields that requests to this worker carry on our behalf (its API key)."""
@@ -132,39 +329,74 @@ class Worker:
 
 
 class Lease:
-    """One counted request: `first_byte` when its prefill has ended, `release` when all of it has. Each counts once."""
+    """One counted request: `first_byte` when its prefill has ended, `release` when all of it has. Each counts once.
 
-    __slots__ = ("_tokens", "_uncached", "worker")
+    Attributes:
+        worker: who has it.
+        padded: prompt tokens that the device computes for it.
+        seconds: how long its prefill was predicted to take, loading included.
+        load: seconds of those that are loading.
+        at: when it was decided; 0: unknown.
+        began: when its prefill began, if that is known well; else 0.
+        silent: its answer does not come as a stream.
+    """
 
-    def __init__(self, worker: Worker, tokens: int, uncached: int) -> None:
+    __slots__ = ("_first", "_tokens", "_uncached", "at", "began", "load", "padded", "seconds", "silent", "worker")
+
+    def __init__(
+        self, worker: Worker, tokens: int, uncached: int, padded: int, now: float, load: float, seconds: float
+    ) -> None:
         self.worker: Worker = worker
         self._tokens = tokens
         self._uncached = uncached
+        self._first = 0.0
+        self.padded = padded
+        self.at = now
+        self.load = load
+        self.seconds = seconds
+        self.began = 0.0
+        self.silent = False
 
-    def first_byte(self) -> None:
+    def first_byte(self, now: float = 0.0) -> None:
         """The prefill has ended: the request is pending no more. Calling it again, or after `release`, does nothing.
 
         To be called with the first byte of the answer's *body*. The head of a streamed answer proves nothing: vLLM sends it
         before the first token. An answer that is not streamed comes whole, so there its prefill ends no earlier than it does.
+
+        Args:
+            now: seconds on the clock of `Worker.acquire`; 0: unknown.
         """
         uncached = self._uncached
         if uncached < 0:
             return
         self._uncached = -1
+        self._first = now
         worker = self.worker
         worker.pending -= 1
         worker.pending_tokens -= uncached
+        worker.pending_padded -= self.padded
+        worker.prefilled(self, now)
+        worker.changed()
 
-    def release(self) -> None:
-        """Count the request out, from what is pending too. Calling it again does nothing."""
+    def release(self, now: float = 0.0) -> None:
+        """Count the request out, from what is pending too. Calling it again does nothing.
+
+        Args:
+            now: when its answer ended, for what can be learned from it; 0: unknown, or it did not end well.
+        """
         tokens = self._tokens
         if tokens < 0:
             return
         self._tokens = -1
-        self.first_byte()
+        first = self._first
+        if self._uncached >= 0:
+            self.first_byte(now)
         worker = self.worker
         worker.in_flight -= 1
         worker.in_flight_tokens -= tokens
+        worker.changed()
+        if self.at and first and now:
+            worker.learn(self, first, now)
         if worker.probe is self:  # ended without a verdict (its client left, say): the next request may try
             worker.probe = True
             worker.routable = True
