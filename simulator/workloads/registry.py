@@ -7,14 +7,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
+from simulator.workloads.formats.azure import azure
 from simulator.workloads.formats.mooncake import mooncake
+from simulator.workloads.formats.request_log import request_log
+from simulator.workloads.formats.vidur import vidur
 from simulator.workloads.formats.weka import weka
+from simulator.workloads.generators.chat import chat
+from simulator.workloads.generators.documents import documents
+from simulator.workloads.generators.groups import groups
+from simulator.workloads.generators.rufus import rufus
+from simulator.workloads.generators.unique import unique
 from simulator.workloads.workload import Workload, WorkloadError
 
-FORMATS: Mapping[str, Callable[..., Workload]] = MappingProxyType({"mooncake": mooncake, "weka": weka})
+FORMATS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
+    {"azure": azure, "mooncake": mooncake, "vidur": vidur, "warmroute": request_log, "weka": weka}
+)
 """Format's name to the function that reads a path."""
 
-GENERATORS: Mapping[str, Callable[..., Workload]] = MappingProxyType({})
+GENERATORS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
+    {"chat": chat, "documents": documents, "groups": groups, "rufus": rufus, "unique": unique}
+)
 """Generator's name to the function that makes a workload."""
 
 

@@ -41,7 +41,7 @@ class Runs(Sequence[int]):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return list(self)[index]
-            return Runs(self._cut(start, stop))
+            return self.part(start, stop)
         length = len(self)
         position = index + length if index < 0 else index
         if not 0 <= position < length:
@@ -65,11 +65,15 @@ class Runs(Sequence[int]):
         """The runs, no two of which could be one."""
         return self._ranges
 
-    def _cut(self, start: int, stop: int) -> Iterator[range]:
+    def part(self, start: int, stop: int | None = None) -> "Runs":
+        """From number `start` up to `stop`, both at least 0, as `[start:stop]`."""
+        limit = len(self) if stop is None else stop
+        parts: list[range] = []
         first = 0
         for run in self._ranges:
-            yield run[max(start - first, 0) : max(stop - first, 0)]
+            parts.append(run[max(start - first, 0) : max(limit - first, 0)])
             first += len(run)
+        return Runs(parts)
 
 
 class Ids:
