@@ -184,7 +184,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """The longest cached prefix, in tokens, that the worker can use (Neuron)."""
     decode_context_buckets: tuple[Positive, ...] | None = None
     """Token counts, rising, to which a decode step pads its longest context (Neuron)."""
-    prefill_rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    prefill_rate: Annotated[float, msgspec.Meta(ge=1)] | None = None
     """Prompt tokens per second, padding counted: where learning starts."""
     overhead: Seconds | None = None
     """Of each prefill, whatever its length."""
@@ -354,6 +354,39 @@ class Logs(Struct, frozen=True, kw_only=True):
     """Share of successful requests that get a line; failed ones always do."""
 
 
+class Decisions(Struct, frozen=True, kw_only=True):
+    """What is kept of finished requests in memory, for the admin listener. Errors and slow ones have a quarter of it to themselves."""
+
+    count: Count = 2000
+    """So many requests at most; 0: none."""
+    bytes: Bytes = 16 * 1024 * 1024
+    """So much memory at most."""
+    slow: Seconds = 2.0
+    """A first byte that takes longer makes a request one of the slow ones."""
+
+
+class RequestLogFile(Struct, frozen=True, kw_only=True):
+    """A file with one JSON line per request: what was decided and what became of it, no text. `replay` reads it."""
+
+    file: str | None = None
+    """Where it is written; null: nowhere."""
+    rotate: Bytes = 64 * 1024 * 1024
+    """A file of this size is set aside as `.1` and a new one begun."""
+    files: Count = 5
+    """So many that were set aside are kept."""
+
+
+class Capture(Struct, frozen=True, kw_only=True):
+    """Request bodies, prompts included, kept in memory with the requests that the admin listener shows."""
+
+    enabled: bool = False
+    """Switch it on only where whoever reads the admin listener may read prompts."""
+    bytes: Bytes = 64 * 1024
+    """Longer bodies are not kept."""
+    redact: tuple[str, ...] = ("api_key", "authorization", "password", "secret", "token", "user")
+    """Members of these names, at any depth, are shown without their value."""
+
+
 class Telemetry(Struct, frozen=True, kw_only=True):
     """Traces and logs; `/metrics` is always there on the admin listener."""
 
@@ -363,6 +396,12 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     """OpenTelemetry spans."""
     logs: Logs = Logs()
     """Log lines."""
+    decisions: Decisions = Decisions()
+    """Finished requests in memory."""
+    request_log: RequestLogFile = RequestLogFile()
+    """Finished requests in a file."""
+    capture: Capture = Capture()
+    """Request bodies beside them."""
 
 
 class Prefix(Struct, frozen=True, kw_only=True):

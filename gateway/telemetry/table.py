@@ -1,0 +1,175 @@
+"""The candidate table of a decision, made when somebody looks: every worker, what it held, its load, its cost, what dropped it."""
+
+from collections.abc import Mapping, Sequence
+from math import isclose
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from policies.base import Candidate, Explaining, Explanation, Match, RouteRequest, Row, WorkerView
+
+if TYPE_CHECKING:
+    from gateway.telemetry.record import Decided
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One candidate.
+
+    Attributes:
+        worker: as it was then.
+        match: what it held of the prompt.
+        rejected_by: the filter that dropped it, or empty.
+        terms: what its cost was made of, by name; empty where that cannot be told any more.
+        cost: None where there was none.
+        chosen: it took the request.
+    """
+
+    worker: WorkerView
+    match: Match
+    rejected_by: str
+    terms: Mapping[str, float]
+    cost: float | None
+    chosen: bool
+
+    def document(self, *, terms: bool = True) -> dict[str, Any]:
+        """Ready for JSON."""
+        worker, match = self.worker, self.match
+        return {
+            "worker": worker.id,
+            "match": {"device": match.device, "l1": match.l1, "l2": match.l2, "source": match.source or None},
+            "load": {
+                "in_flight": worker.in_flight,
+                "pending": worker.pending,
+                "pending_tokens": worker.pending_tokens,
+                "slots": worker.capabilities.slots,
+            },
+            "rejected_by": self.rejected_by or None,
+            "terms": {name: _rounded(value) for name, value in self.terms.items()} if terms else {},
+            "cost": None if self.cost is None else _rounded(self.cost),
+            "chosen": self.chosen,
+        }
+
+
+class Table(msgspec.Struct, frozen=True):
+    """All candidates of a decision, and why it fell as it did.
+
+    Attributes:
+        lines: in the order of the configuration.
+        chosen_id: the chosen worker's, None when the filters let none through.
+        reason: one sentence.
+    """
+
+    lines: Sequence[Line]
+    chosen_id: str | None
+    reason: str
+
+    def document(self, *, losers: bool = True) -> list[dict[str, Any]]:
+        """The lines, ready for JSON; without `losers` only the chosen one has its terms."""
+        return [line.document(terms=losers or line.chosen) for line in self.lines]
+
+    def best(self, count: int) -> Sequence[Line]:
+        """The chosen one, then those that cost least, then those that were dropped: `count` at most."""
+        return sorted(self.lines, key=_rank)[:count]
+
+
+def table_of(decided: "Decided") -> Table:
+    """The table. Costs and who was left are what they were; the policy is asked for filters and terms with the loads of then.
+
+    A policy's own memory (whose turn it is, say) has moved on since: where its answer does not agree with what the decision
+    said, the decision is right, and terms are left out.
+    """
+    decision = decided.decision
+    given = _as_then(decided)
+    chosen = _index(decided.candidates, decision.chosen) if decision is not None else None
+    explanation = _explained(decided, given, chosen)
+    costs: dict[Candidate, float] = {}
+    if decision is not None and decision.costs:
+        costs = dict(zip(decision.candidates, decision.costs, strict=True))
+    left = set(decision.candidates) if decision is not None else set()
+    agrees = True
+    lines = []
+    for index, (candidate, row) in enumerate(zip(decided.candidates, explanation.rows, strict=True)):
+        stayed = candidate in left
+        cost = costs.get(candidate, row.cost if stayed else None)
+        terms = row.terms
+        if cost is None or row.cost is None or not isclose(cost, row.cost, rel_tol=1e-6, abs_tol=1e-9):
+            agrees = agrees and not stayed
+            terms = {}
+        rejected_by = "" if stayed else row.rejected_by or "filtered"
+        lines.append(Line(row.worker, row.match, rejected_by, terms, cost, index == chosen))
+    reason = explanation.reason if agrees and explanation.reason else _reason(lines, chosen)
+    return Table(lines, lines[chosen].worker.id if chosen is not None else None, reason)
+
+
+def ttft_of(decided: "Decided") -> float | None:
+    """Seconds to the first token that the chosen worker was predicted to need."""
+    try:
+        from policies.scorers.ttft import predicted_ttft  # noqa: PLC0415  # being made
+    except ImportError:
+        return None
+    chosen = _chosen(decided)
+    return predicted_ttft(_request(decided), chosen) if chosen is not None else None
+
+
+def cached_of(decided: "Decided") -> int | None:
+    """Tokens of the prompt that the chosen worker was predicted to take from its cache."""
+    chosen = _chosen(decided)
+    if chosen is None:
+        return None
+    return chosen.worker.capabilities.credit(decided.request.prompt_tokens, chosen.match.tokens)
+
+
+def _chosen(decided: "Decided") -> Candidate | None:
+    """The chosen candidate as it was then."""
+    if decided.decision is None:
+        return None
+    return _as_then(decided)[_index(decided.candidates, decided.decision.chosen)]
+
+
+def _as_then(decided: "Decided") -> list[Candidate]:
+    return [Candidate(load, candidate.match) for candidate, load in zip(decided.candidates, decided.loads, strict=True)]
+
+
+def _request(decided: "Decided") -> RouteRequest:
+    """What the policy was told then: retries have changed the request since."""
+    given = {candidate.worker.id for candidate in decided.candidates}
+    tried = tuple(name for name in decided.request.tried if name not in given)
+    return msgspec.structs.replace(decided.request, now=decided.at, tried=tried, attempt=len(tried))
+
+
+def _explained(decided: "Decided", given: Sequence[Candidate], chosen: int | None) -> Explanation:
+    policy = decided.policy
+    if isinstance(policy, Explaining):
+        try:
+            return policy.explain(_request(decided), given, chosen)
+        except Exception:  # noqa: BLE001, S110 - somebody else's policy; the rest of the table is still worth seeing
+            pass
+    return Explanation([Row(each.worker, each.match, "", {}, None) for each in given], chosen, "")
+
+
+def _index(candidates: Sequence[Candidate], chosen: Candidate) -> int:
+    return next(index for index, candidate in enumerate(candidates) if candidate is chosen)
+
+
+def _reason(lines: Sequence[Line], chosen: int | None) -> str:
+    """The sentence, from what the decision itself has said."""
+    if chosen is None:
+        return f"None of {len(lines)} workers may take the request."
+    line = lines[chosen]
+    kept = [other for other in lines if not other.rejected_by]
+    others = [other.cost for other in kept if other is not line and other.cost is not None]
+    if len(kept) == 1:
+        return f"{line.worker.id} was the only one of {len(lines)} workers that the filters let through."
+    if line.cost is None or not others:
+        return f"{line.worker.id} was chosen among {len(kept)} candidates."
+    if line.cost <= min(others):
+        return f"{line.worker.id} cost least of {len(kept)} candidates, {line.cost:.4g} against {min(others):.4g} of the next."
+    return f"{line.worker.id} was drawn among {len(kept)} candidates though another cost less, {min(others):.4g} against {line.cost:.4g}."
+
+
+def _rank(line: Line) -> tuple[bool, bool, float]:
+    return not line.chosen, line.cost is None, line.cost or 0.0
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
