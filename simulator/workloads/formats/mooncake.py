@@ -66,7 +66,6 @@ def mooncake(path: Path, *, seed: int = 0, block_tokens: int = 512, spread: floa
     read.sort(key=lambda entry: entry[0])
     arrivals, moved = _spread([time for time, _, _ in read], spread, Random(seed))
     order = sorted(range(len(read)), key=arrivals.__getitem__)
-    start = arrivals[order[0]] if order and moved else 0.0
     return Workload(
         name=path.name.split(".")[0],
         block_tokens=block_tokens,
@@ -74,7 +73,7 @@ def mooncake(path: Path, *, seed: int = 0, block_tokens: int = 512, spread: floa
         requests=[
             WorkRequest(
                 id=f"r{index}",
-                time=arrivals[index] - start,
+                time=arrivals[index],
                 session=f"r{index}",
                 prompt_tokens=read[index][1].input_length,
                 output_tokens=max(read[index][1].output_length, 1),
