@@ -1,0 +1,341 @@
+"""A workload through a policy and a fleet of engines, in virtual time.
+
+The objects that decide are the gateway's own: the policy, its workers with their leases, the prefix index, the chains. The
+workers behind them are the simulator's engines. What is left out of the gateway: tokenizing, retries, health, sockets.
+
+Time jumps from event to event: arrivals, and the moments at which an engine has something to say. At equal times engines
+come first, so that a decision sees what has ended by then. No clock is read and nothing is opened.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, cast
+
+from backends.registry import driver_named
+from gateway.config.schema import Capabilities, TierMemory, Tiers
+from gateway.fleet.worker import Lease, Worker, WorkerState
+from gateway.prompt.blocks import Hasher
+from policies.base import NO_MATCH, Candidate, Policy, RouteRequest, knowledge_of
+from policies.registry import PolicySection, Registry
+from simulator.engine import Engine, EngineRequest, Finished, FirstToken, Profile, Tier
+from simulator.fleet.bounds import Bounds
+from simulator.fleet.keys import KeyMaker
+from simulator.fleet.knowledge import CacheKnowledge
+from simulator.fleet.options import FleetOptions
+from simulator.fleet.result import Outcome, ReplayResult, Requests
+from simulator.fleet.series import Series
+from simulator.workloads.workload import Workload, WorkRequest
+
+Progress = Callable[[int, int], None]
+"""Told of the requests that have ended and of all, now and then."""
+
+_TOLD: Final = 64
+"""Requests between two reports of progress."""
+_SHOWN_TOKENS: Final = 512
+"""Leading tokens of a prompt that policies can see in the body (`policies.keys.prefix_key`)."""
+_HASH_SEED: Final = 0
+_EPOCH: Final = 1.0
+"""What the gateway's objects see as the time of the start, in seconds: 0 means to them that a time is not known."""
+
+
+class ReplayError(RuntimeError):
+    """The simulation contradicts itself: a defect of ours, never of the workload."""
+
+
+def replay(
+    workload: Workload,
+    options: FleetOptions,
+    policy: str,
+    *,
+    sections: Mapping[str, PolicySection] | None = None,
+    progress: Progress | None = None,
+) -> ReplayResult:
+    """Run `workload` on a new fleet.
+
+    Args:
+        workload: what arrives.
+        options: the fleet.
+        policy: name of a preset, or of one of `sections`.
+        sections: policies of one's own, as in the configuration.
+        progress: see `Progress`.
+
+    Raises:
+        PolicyError: there is no such policy, or its section makes no sense.
+        ValueError: the workers' block size does not go with the workload's runs.
+        ReplayError: see there.
+    """
+    built = Registry.default().build(policy, sections or {}, seed=options.seed)
+    run = _Run(workload, options, built, progress)
+    run.to_the_end()
+    result = run.result()
+    return replace(result, faults=built.faults, last_fault=built.last_fault)
+
+
+class _Running:
+    """A request that was sent to a worker."""
+
+    __slots__ = ("arrival", "index", "lease")
+
+    def __init__(self, index: int, arrival: float, lease: Lease) -> None:
+        self.index = index
+        self.arrival = arrival
+        self.lease = lease
+
+
+class _Run:
+    """The state of one replay."""
+
+    def __init__(self, workload: Workload, options: FleetOptions, policy: Policy, progress: Progress | None) -> None:
+        profile = options.profile
+        self._workload = workload
+        self._options = options
+        self._policy = policy
+        self._progress = progress
+        self._workers = [_worker(f"w{index}", options) for index in range(options.workers)]
+        self._candidates = [worker.candidate for worker in self._workers]
+        self._position = {worker.id: index for index, worker in enumerate(self._workers)}
+        l2 = Tier(profile.l2_blocks) if profile.l2_blocks else None
+        self._engines = [
+            Engine(profile, seed=options.seed + index, emit_tokens=False, l2=l2) for index in range(options.workers)
+        ]
+        hasher = Hasher(_HASH_SEED)
+        self._keys = KeyMaker(hasher, run_tokens=workload.block_tokens, block_size=profile.block_size)
+        self._knowledge = CacheKnowledge(
+            [worker.id for worker in self._workers],
+            knowledge=knowledge_of(policy),
+            hasher=hasher,
+            block_size=profile.block_size,
+            capacity=profile.kv_blocks,
+            lag=options.event_lag,
+            loss=options.event_loss,
+            random=Random(options.seed),
+            shared_l2=l2 is not None,
+        )
+        self._bounds = Bounds(options.workers * profile.kv_blocks, profile.block_size)
+        requests = workload.requests
+        self._requests: Sequence[WorkRequest] = requests
+        self._out = Requests.blank(
+            (request.prompt_tokens for request in requests), (request.output_tokens for request in requests)
+        )
+        self._series = Series()
+        self._running: dict[str, _Running] = {}
+        self._ended = 0
+        self._refused = 0
+        self._last = 0.0
+        # (time, 0 for an engine and 1 for an arrival, engine or request)
+        self._events: list[tuple[float, int, int]] = []
+        self._wakes: list[float | None] = [None] * options.workers
+        self._followers: dict[str, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            if request.after is None:
+                self._events.append((request.time / options.speed, 1, index))
+            else:
+                self._followers[request.after].append(index)
+        self._events.sort()
+
+    def to_the_end(self) -> None:
+        """Until every request has ended."""
+        events, series = self._events, self._series
+        while events:
+            now, kind, index = heappop(events)
+            if now >= series.due:
+                series.sample(now, self._workers, self._refused)
+            if kind:
+                self._arrive(index, now)
+            elif self._wakes[index] == now:
+                self._wakes[index] = None
+                self._listen(index, now)
+        series.sample(self._last + series.interval, self._workers, self._refused)
+        self._check()
+
+    def result(self) -> ReplayResult:
+        """What came out of it."""
+        bounds = self._bounds
+        return ReplayResult(
+            policy=self._policy.name,
+            workload=self._workload.name,
+            workers=[worker.id for worker in self._workers],
+            profile=self._options.profile.name,
+            seed=self._options.seed,
+            knowledge=knowledge_of(self._policy),
+            requests=self._out,
+            series=self._series,
+            duration=self._last,
+            pooled_lru_hit_rate=bounds.pooled / (bounds.tokens or 1),
+            infinite_hit_rate=bounds.infinite / (bounds.tokens or 1),
+        )
+
+    def _arrive(self, index: int, now: float) -> None:
+        """Decide and send."""
+        request = self._requests[index]
+        out = self._out
+        out.arrival[index] = now
+        if not _fits(self._options.profile, request):
+            self._end(index, now, Outcome.REFUSED)
+            return
+        keys = self._keys.keys(request)
+        self._bounds.arrived(keys)
+        known = self._knowledge
+        candidates: Sequence[Candidate] = self._candidates
+        if known.asked:
+            matches = known.match(keys.chain, now)
+            if matches:
+                candidates = [
+                    candidate
+                    if (match := matches.get(candidate.worker.id)) is None
+                    else Candidate(candidate.worker, match)
+                    for candidate in candidates
+                ]
+        decision = self._policy.decide(self._route(request, now), candidates)
+        if decision is None:
+            self._end(index, now, Outcome.REFUSED)
+            return
+        worker, match = cast("Worker", decision.chosen.worker), decision.chosen.match
+        # As the gateway does: what a policy without knowledge does not ask for, nobody counts.
+        prompt = request.prompt_tokens if known.asked else 0
+        lease = worker.acquire(prompt, match=match, now=now + _EPOCH)
+        if known.asked:
+            known.sent(worker.id, keys.chain, match, now)
+        position = self._position[worker.id]
+        out.worker[index] = position
+        out.predicted[index] = 0 if match is NO_MATCH else match.tokens
+        self._running[request.id] = _Running(index, now, lease)
+        self._engines[position].submit(
+            EngineRequest(request.id, request.prompt_tokens, request.output_tokens, keys.blocks), now
+        )
+        self._listen(position, now)
+
+    def _route(self, request: WorkRequest, now: float) -> RouteRequest:
+        """What the policy sees of a request."""
+        return RouteRequest(
+            model=request.model,
+            path="/v1/completions",
+            headers={"x-session-id": request.session},
+            body={"prompt": _beginning(request, self._workload.block_tokens), "max_tokens": request.output_tokens},
+            prompt_tokens=request.prompt_tokens if self._knowledge.asked else 0,
+            now=now + _EPOCH,
+        )
+
+    def _listen(self, position: int, now: float) -> None:
+        """Take what an engine has to say, and see when it will have more."""
+        engine = self._engines[position]
+        outputs = engine.advance(now)
+        if outputs:
+            out = self._out
+            for output in outputs:
+                if type(output) is FirstToken:
+                    running = self._running[output.request_id]
+                    running.lease.first_byte(now + _EPOCH)
+                    index = running.index
+                    out.ttft[index] = output.time - running.arrival
+                    out.device[index] = output.cached_device
+                    out.l1[index] = output.cached_l1
+                    out.l2[index] = output.cached_l2
+                elif type(output) is Finished:
+                    running = self._running.pop(output.request_id)
+                    failed = output.reason == "error"
+                    running.lease.release(0.0 if failed else now + _EPOCH)
+                    self._end(running.index, now, Outcome.FAILED if failed else Outcome.COMPLETED)
+            self._knowledge.heard(now, position, outputs)
+        wake = engine.next_time()
+        if wake is not None and wake != self._wakes[position]:
+            # A wake that is put off leaves its old entry behind, which then finds that it is no longer meant.
+            heappush(self._events, (wake, 0, position))
+        self._wakes[position] = wake
+
+    def _end(self, index: int, now: float, outcome: Outcome) -> None:
+        """A request has ended; those that waited for it come."""
+        out = self._out
+        if out.outcome[index] != Outcome.UNENDED:
+            raise ReplayError(f"request {self._requests[index].id} ended twice")
+        out.outcome[index] = outcome
+        if outcome is Outcome.REFUSED:
+            self._refused += 1
+        else:
+            out.e2e[index] = now - out.arrival[index]
+        self._last = max(self._last, now)
+        self._ended += 1
+        if self._progress is not None and (self._ended % _TOLD == 0 or self._ended == len(out)):
+            self._progress(self._ended, len(out))
+        speed = self._options.speed
+        for follower in self._followers.pop(self._requests[index].id, ()):
+            request = self._requests[follower]
+            arrival = max(request.time / speed, now + request.delay / speed)
+            heappush(self._events, (arrival, 1, follower))
+
+    def _check(self) -> None:
+        """Every request has ended once, and no worker believes that it still has one.
+
+        Raises:
+            ReplayError: otherwise.
+        """
+        if self._ended != len(self._out):
+            raise ReplayError(f"{len(self._out) - self._ended} of {len(self._out)} requests never ended")
+        for worker in self._workers:
+            if any((worker.in_flight, worker.in_flight_tokens, worker.pending, worker.pending_tokens, worker.backlog)):
+                raise ReplayError(f"{worker} has leases left")
+
+
+def _worker(worker_id: str, options: FleetOptions) -> Worker:
+    """A ready worker of the gateway that knows its profile's numbers; its speed only where that is told."""
+    profile = options.profile
+    bytes_per_token = profile.kv_bytes_per_token
+    worker = Worker(
+        url=f"http://{worker_id}",
+        driver=driver_named("neuron" if profile.admission == "reserve" else "vllm"),
+        model="m",
+        worker_id=worker_id,
+        capabilities=Capabilities(
+            block_size=profile.block_size,
+            kv_capacity_tokens=profile.kv_blocks * profile.block_size,
+            kv_bytes_per_token=bytes_per_token,
+            max_model_len=profile.max_model_len,
+            slots=profile.slots,
+            prefill=profile.prefill,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            prefill_buckets=profile.prefill_buckets,
+            segments=profile.segments,
+            segment_size=profile.segment_size,
+            max_prefix_bucket=profile.max_prefix_bucket,
+            decode_context_buckets=profile.decode_context_buckets,
+            prefill_rate=profile.prefill_rate if options.speed_told else None,
+            overhead=profile.overhead if options.speed_told else None,
+            tokens_per_step=profile.tokens_per_step,
+            prefix_caching=profile.prefix_caching,
+            tiers=Tiers(
+                l1=_memory(profile.l1_blocks, profile.l1_bandwidth, profile.l1_latency, profile),
+                l2=_memory(profile.l2_blocks, profile.l2_bandwidth, profile.l2_latency, profile),
+            ),
+        ),
+    )
+    worker.state = WorkerState.READY
+    worker.routable = True
+    return worker
+
+
+def _memory(blocks: int, bandwidth: float, latency: float, profile: Profile) -> TierMemory | None:
+    """A tier as the configuration says it; None where there is none."""
+    if not blocks:
+        return None
+    return TierMemory(capacity=blocks * profile.kv_bytes_per_block, bandwidth=max(1, int(bandwidth)), latency=latency)
+
+
+def _fits(profile: Profile, request: WorkRequest) -> bool:
+    """Whether a worker could ever run the request."""
+    tokens = request.prompt_tokens + request.output_tokens
+    return tokens <= profile.max_model_len and profile.blocks_for(tokens) <= profile.kv_blocks
+
+
+def _beginning(request: WorkRequest, run_tokens: int) -> list[int]:
+    """The first tokens of the prompt, as far as policies look: each run's content id in place of its tokens."""
+    left = min(request.prompt_tokens, _SHOWN_TOKENS)
+    tokens: list[int] = []
+    for content in request.blocks:
+        tokens += [content] * min(run_tokens, left)
+        left -= run_tokens
+        if left <= 0:
+            break
+    return tokens
