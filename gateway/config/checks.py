@@ -15,6 +15,8 @@ from gateway.config.source import Source
 from gateway.config.units import format_duration
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
+_OWN_LABELS = frozenset({"model_name", "pod_name", "metric_source", "le"})
 _FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.%A-Za-z0-9]+\]")
 _ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})|ipc://\S+")
@@ -48,7 +50,9 @@ class Checker:
         self._check_health(_mapping(data, "health"), ("health",))
         self._check_pool(_mapping(data, "pool"))
         self._check_limits(_mapping(data, "limits"))
-        self._check_traces(_mapping(_mapping(data, "telemetry"), "traces"))
+        telemetry = _mapping(data, "telemetry")
+        self._check_traces(_mapping(telemetry, "traces"))
+        self._check_metrics(_mapping(telemetry, "metrics"))
 
     def mark(self, where: Where) -> Mark:
         """Where the value at `where` begins, else its key, else the nearest thing around it."""
@@ -286,8 +290,18 @@ class Checker:
         self._check_url(traces.get("endpoint"), (*where, "endpoint"), base=False)
         if traces.get("exporter") == "file" and not traces.get("file"):
             self.complain((*where, "exporter"), "the exporter `file` needs `file:` with a path beside it")
-        headers = _mapping(traces, "headers")
-        for name, value in headers.items():
+        self._check_headers(traces, where)
+
+    def _check_metrics(self, metrics: dict[str, Any]) -> None:
+        where: Where = ("telemetry", "metrics")
+        self._check_url(metrics.get("endpoint"), (*where, "endpoint"), base=False)
+        self._check_headers(metrics, where)
+        for name in _mapping(metrics, "labels"):
+            if not _LABEL.fullmatch(name) or name in _OWN_LABELS:
+                self.complain((*where, "labels", name), "no valid name of a label, or one that the metrics have themselves")
+
+    def _check_headers(self, section: dict[str, Any], where: Where) -> None:
+        for name, value in _mapping(section, "headers").items():
             if not _TOKEN.fullmatch(name):
                 self.complain((*where, "headers", name), "no valid name of a header")
             if isinstance(value, str) and value and not _FIELD_VALUE.fullmatch(value):

@@ -404,6 +404,25 @@ class Telemetry(Struct, frozen=True, kw_only=True):
     """Request bodies beside them."""
 
 
+class MetricsExport(Struct, frozen=True, kw_only=True):
+    """What becomes of the counters besides `/metrics`, which is always there on the admin listener."""
+
+    secrets = frozenset({"headers"})
+
+    exporter: Literal["none", "otlp"] = "none"
+    """Whether they are sent somewhere as well."""
+    endpoint: str = "http://127.0.0.1:4318/v1/metrics"
+    """Where the exporter `otlp` sends them (OTLP over HTTP)."""
+    headers: dict[str, str] = {}
+    """Sent to the collector; their values are never shown."""
+    interval: Annotated[float, msgspec.Meta(ge=1, extra_json_schema={"unit": "seconds"})] = 30.0
+    """From one export to the next."""
+    hyperpod: bool = False
+    """Show requests, errors, load and latencies under HyperPod's `model_*` names too."""
+    labels: dict[str, str] = {}
+    """Labels of those, such as cluster_name, namespace or instance_type."""
+
+
 class Prefix(Struct, frozen=True, kw_only=True):
     """What is kept about which worker holds which prefix."""
 
@@ -413,6 +432,8 @@ class Prefix(Struct, frozen=True, kw_only=True):
 
 class Config(Struct, frozen=True, kw_only=True):
     """The whole file."""
+    metrics: MetricsExport = MetricsExport()
+    """Where the counters go besides `/metrics`."""
 
     models: tuple[Model, ...]
     """The fleets; at least one."""

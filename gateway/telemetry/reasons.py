@@ -29,6 +29,9 @@ class Reason(enum.StrEnum):
     """It holds nothing of the prompt though others do: they are busier, or were filtered out."""
 
 
+_RETRY, _ONLY_ONE, _UNMATCHED, _HOLDS_MOST, _HOLDS_LESS, _HOLDS_NONE = Reason
+
+
 def reason_of(decision: "Decision", matches: "Mapping[str, Match]", attempt: int) -> Reason:
     """The word for `decision`.
 
@@ -38,13 +41,17 @@ def reason_of(decision: "Decision", matches: "Mapping[str, Match]", attempt: int
         attempt: 0 for the first.
     """
     if attempt:
-        return Reason.RETRY
+        return _RETRY
     if len(decision.candidates) == 1:
-        return Reason.ONLY_ONE
+        return _ONLY_ONE
     if not matches:
-        return Reason.UNMATCHED
-    held = decision.chosen.match.tokens
+        return _UNMATCHED
+    # `Match.tokens` written out, and no `max`: this runs for every decision.
+    match = decision.chosen.match
+    held = match.device + match.l1 + match.l2
     if not held:
-        return Reason.HOLDS_NONE
-    most = max([match.device + match.l1 + match.l2 for match in matches.values()])
-    return Reason.HOLDS_MOST if held >= most else Reason.HOLDS_LESS
+        return _HOLDS_NONE
+    for match in matches.values():
+        if match.device + match.l1 + match.l2 > held:
+            return _HOLDS_LESS
+    return _HOLDS_MOST
