@@ -23,6 +23,7 @@ from gateway.fleet.models import ModelCards
 from gateway.http.headers import RequestIds
 from gateway.http.pool import UpstreamPool
 from gateway.http.proxy import Proxy
+from gateway.http.report import Reports
 from gateway.http.routes import ROUTES
 from gateway.http.server import GatewayServer
 from gateway.http.sweep import Sweeper, gateway_stopping
@@ -31,15 +32,17 @@ from gateway.prefix.matching import Matching
 from gateway.prompt.tokenizer import TokenizerError
 from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
-from gateway.telemetry.logs import RequestLog
+from gateway.telemetry.decisions import DecisionLog
 from gateway.telemetry.loop import LoopMonitor
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLogWriter
 from gateway.telemetry.spans import Tracing
 from policies.registry import Registry
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
     from gateway.prompt.tokenizer import PromptTokenizer
+    from gateway.telemetry.otlp_metrics import MetricsExporter
     from policies.base import Policy
 
 _log = structlog.get_logger(__name__)
@@ -56,6 +59,7 @@ class Gateway:
     Attributes:
         port: of the data listener, once started (the configured one may have been 0).
         admin_port: of the admin listener, once started.
+        decisions: the requests that have ended lately, and those under way.
     """
 
     def __init__(
@@ -93,7 +97,10 @@ class Gateway:
         self._monitor = LoopMonitor()
         self._tasks = TaskGroup("gateway")
         self._tracing = Tracing.from_config(config.telemetry)
+        self._request_log = RequestLogWriter.from_config(config.telemetry.request_log)
+        self.decisions = DecisionLog(config.telemetry.decisions)
         self.metrics = Metrics(paths=ROUTES, version=__version__)
+        self._exporting: MetricsExporter | None = None
         self._name_labels()
         self.proxy = Proxy(
             config,
@@ -102,9 +109,8 @@ class Gateway:
             cards=self._cards,
             pool=self._pool,
             sweeper=self._sweeper,
-            metrics=self.metrics,
             tracing=self._tracing,
-            request_log=RequestLog(config.telemetry.logs.requests),
+            reports=self._reports(config),
             ids=RequestIds(secrets.token_hex(8)),
             loop=loop,
         )
@@ -148,6 +154,7 @@ class Gateway:
         self._sweeper.start(self._server)
         self._health.start()
         self._matching.start()
+        self._export_metrics()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
         if self._watcher is not None:
             self._watcher.start()
@@ -205,8 +212,15 @@ class Gateway:
         await self._session.close()
         self._monitor.stop()
         await self._tasks.cancel()
+        if self._exporting is not None:
+            await self._exporting.stop()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.shutdown)
+        if self._request_log is not None:
+            await asyncio.to_thread(self._request_log.stop)
+
+    def _reports(self, config: "Config") -> Reports:
+        return Reports(config.telemetry, self.metrics, self.decisions, self._request_log)
 
     def _policy_builder(self, config: "Config") -> "Callable[[str], Policy]":
         return lambda name: self._registry.build(name, config.policies)
@@ -224,8 +238,12 @@ class Gateway:
         tracing = self._tracing
         if config.telemetry != self.config.telemetry:
             tracing = Tracing.from_config(config.telemetry)
+        request_log = self._request_log
+        if config.telemetry.request_log != self.config.telemetry.request_log:
+            request_log = RequestLogWriter.from_config(config.telemetry.request_log)
         # The last part that may fail: from here on workers that are no longer wanted are gone.
         fleets = self._fleets.updated(config, self._policy_builder(config))
+        same_metrics = config.telemetry.metrics == self.config.telemetry.metrics
         before, self._tracing = self._tracing, tracing
         self._fleets = fleets
         self.config = config
@@ -237,22 +255,43 @@ class Gateway:
         self._health.update(fleets)
         self._match_by(config, fleets, tokenizers)
         self._name_labels()
-        self.proxy.reconfigure(config, fleets, tracing, RequestLog(config.telemetry.logs.requests))
+        old_log, self._request_log = self._request_log, request_log
+        self.decisions.configure(config.telemetry.decisions)
+        self.proxy.reconfigure(config, fleets, tracing, self._reports(config))
+        if not same_metrics:
+            if self._exporting is not None:
+                self._tasks.spawn("retire-metrics", self._exporting.stop())
+            self._export_metrics()
         if self._on_reload is not None:
             self._on_reload(config)
         if before is not None and before is not tracing:
             self._tasks.spawn("retire-tracing", _retire(before))
+        if old_log is not None and old_log is not request_log:
+            self._tasks.spawn("retire-request-log", asyncio.to_thread(old_log.stop))
 
     def _name_labels(self) -> None:
         self.metrics.configured(
             [fleet.name for fleet in self._fleets], [worker.id for worker in self._fleets.workers()]
         )
 
+    def _export_metrics(self) -> None:
+        """Begin to send the counters where the configuration wants them, and show them under the names that it wants."""
+        telemetry = self.config.telemetry
+        self.metrics.hyperpod = telemetry.metrics.labels if telemetry.metrics.hyperpod else None
+        self._exporting = None
+        if telemetry.metrics.exporter == "otlp":
+            from gateway.telemetry.otlp_metrics import MetricsExporter  # noqa: PLC0415  # the SDK: nobody else pays for it
+
+            self._exporting = MetricsExporter.from_config(telemetry, self.metrics.snapshot)
+            self._exporting.start()
+
     def _read_metrics(self) -> None:
         def dropped() -> dict[str, int]:
             return {
                 "spans": self._tracing.dropped if self._tracing is not None else 0,
                 "logs": self._logs_dropped(),
+                "request_log": self._request_log.dropped if self._request_log is not None else 0,
+                "metrics": self._exporting.dropped if self._exporting is not None else 0,
             }
 
         self.metrics.readings = Readings(

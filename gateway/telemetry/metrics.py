@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from time import time
 from typing import Final
 
-from gateway.telemetry.collector import Collector, Readings
+from gateway.telemetry.collector import Collector, Readings, Snapshot
 from gateway.telemetry.histogram import (
     DURATION_BOUNDS,
     FIRST_TOKEN_BOUNDS,
@@ -295,6 +295,10 @@ class Metrics:
     def reloaded(self, ok: bool) -> None:
         """Count a configuration reload."""
         self.reloads[ok] += 1
+
+    def snapshot(self) -> Snapshot:
+        """Everything as families of one moment."""
+        return self._collector.snapshot()
 
     def render(self, accept: str | None) -> tuple[bytes, str]:
         """Everything as text, and its content type: OpenMetrics when `accept` (a header's value) asks for it first."""
