@@ -120,7 +120,6 @@ class _Run:
         self._out = Requests.blank(
             (request.prompt_tokens for request in requests), (request.output_tokens for request in requests)
         )
-        self._series = Series()
         self._running: dict[str, _Running] = {}
         self._ended = 0
         self._refused = 0
@@ -135,6 +134,8 @@ class _Run:
             else:
                 self._followers[request.after].append(index)
         self._events.sort()
+        self._first = self._events[0][0] if self._events else 0.0
+        self._series = Series(self._first)
 
     def to_the_end(self) -> None:
         """Until every request has ended."""
@@ -163,7 +164,7 @@ class _Run:
             knowledge=knowledge_of(self._policy),
             requests=self._out,
             series=self._series,
-            duration=self._last,
+            duration=max(0.0, self._last - self._first),
             pooled_lru_hit_rate=bounds.pooled / (bounds.tokens or 1),
             infinite_hit_rate=bounds.infinite / (bounds.tokens or 1),
         )

@@ -98,7 +98,7 @@ class ReplayResult:
         knowledge: what the policy wanted to know of the caches.
         requests: one by one.
         series: over time.
-        duration: seconds from the start to the last end.
+        duration: seconds from the first arrival to the last end.
         pooled_lru_hit_rate, infinite_hit_rate: of prompt tokens, what one cache could have spared; see `simulator.fleet.bounds`.
         faults: how often a step of the policy misbehaved; `last_fault` says how.
         wall: seconds that the replay took; 0 if nobody measured.

@@ -23,13 +23,14 @@ class Series:
 
     __slots__ = ("_next", "in_flight", "interval", "pending", "refused", "times")
 
-    def __init__(self, interval: float = 1.0) -> None:
+    def __init__(self, start: float = 0.0, interval: float = 1.0) -> None:
+        """The first sample is due at `start`."""
         self.interval = interval
         self.times: array[float] = array("d")
         self.in_flight: list[array[int]] = []
         self.pending: list[array[int]] = []
         self.refused: array[int] = array("l")
-        self._next = 0.0
+        self._next = start
 
     @property
     def due(self) -> float:
