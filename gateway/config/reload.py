@@ -20,7 +20,7 @@ import watchfiles
 
 from gateway.config.load import load
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Address, Config
+from gateway.config.schema import Address, Admin, Config
 from gateway.config.units import format_size
 from gateway.tasks import TaskGroup
 
@@ -149,8 +149,10 @@ class ConfigWatcher:
                 ("listen", self.current.listen, wanted.listen),
                 ("admin", self.current.admin, wanted.admin),
             )
-            if now != then
+            if (now.host, now.port) != (then.host, then.port)
         ]
+        if _secured(self.current.admin) != _secured(wanted.admin):
+            warnings.append("the admin listener's token and links stay as they are; restart to change them")
         budget = self.current.prefix.budget
         if wanted.prefix.budget != budget:
             warnings.append(
@@ -239,6 +241,10 @@ class ConfigWatcher:
 
 def _format(address: Address) -> str:
     return f"{address.host}:{address.port}"
+
+
+def _secured(admin: Admin) -> tuple[str | None, str | None, dict[str, str]]:
+    return admin.token, admin.token_file, admin.links
 
 
 def _describe(error: Exception) -> str:

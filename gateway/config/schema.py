@@ -60,6 +60,23 @@ class Address(Struct, frozen=True, kw_only=True):
     """The port; 0 takes any free one."""
 
 
+class Admin(Address, frozen=True, kw_only=True):
+    """Where the admin listener binds, and who may use it."""
+
+    secrets = frozenset({"token"})
+
+    host: str = "127.0.0.1"
+    """The address to bind; 0.0.0.0 or :: for all interfaces."""
+    port: Port = 8081
+    """The port; 0 takes any free one."""
+    token: Annotated[str, msgspec.Meta(min_length=16)] | None = None
+    """Asked for by the inspector and its API, as a bearer token or in a form; write it as ``${NAME_OF_A_VARIABLE}``. Without one they answer on loopback only."""
+    token_file: Name | None = None
+    """A file that holds the token, read at start; instead of `token`."""
+    links: dict[str, str] = {}
+    """Trace viewers that a request's page links to: name to URL, with ``{trace_id}`` and ``{span_id}`` in it."""
+
+
 class Timeouts(Struct, frozen=True, kw_only=True):
     """How long each phase of a request may last; 0 switches that limit off.
 
@@ -329,10 +346,10 @@ class Traces(Struct, frozen=True, kw_only=True):
 
     secrets = frozenset({"headers"})
 
-    exporter: Literal["none", "otlp", "console", "file"] = "none"
-    """Where spans go."""
-    endpoint: str = "http://127.0.0.1:4318/v1/traces"
-    """Where the exporter `otlp` sends them (OTLP over HTTP)."""
+    exporter: Literal["none", "otlp", "otlp-grpc", "console", "file"] = "none"
+    """Where spans go: to a collector by OTLP over HTTP (`otlp`) or gRPC, to standard error, to a file."""
+    endpoint: str | None = None
+    """The collector's URL; default: `http://127.0.0.1:4318/v1/traces`, for `otlp-grpc` `http://127.0.0.1:4317`."""
     file: str | None = None
     """Where the exporter `file` writes them, one JSON object a line."""
     headers: dict[str, str] = {}
@@ -387,23 +404,6 @@ class Capture(Struct, frozen=True, kw_only=True):
     """Members of these names, at any depth, are shown without their value."""
 
 
-class Telemetry(Struct, frozen=True, kw_only=True):
-    """Traces and logs; `/metrics` is always there on the admin listener."""
-
-    service_name: str = "warmroute"
-    """`service.name` of the telemetry."""
-    traces: Traces = Traces()
-    """OpenTelemetry spans."""
-    logs: Logs = Logs()
-    """Log lines."""
-    decisions: Decisions = Decisions()
-    """Finished requests in memory."""
-    request_log: RequestLogFile = RequestLogFile()
-    """Finished requests in a file."""
-    capture: Capture = Capture()
-    """Request bodies beside them."""
-
-
 class MetricsExport(Struct, frozen=True, kw_only=True):
     """What becomes of the counters besides `/metrics`, which is always there on the admin listener."""
 
@@ -423,6 +423,25 @@ class MetricsExport(Struct, frozen=True, kw_only=True):
     """Labels of those, such as cluster_name, namespace or instance_type."""
 
 
+class Telemetry(Struct, frozen=True, kw_only=True):
+    """Traces and logs; `/metrics` is always there on the admin listener."""
+
+    service_name: str = "warmroute"
+    """`service.name` of the telemetry."""
+    traces: Traces = Traces()
+    """OpenTelemetry spans."""
+    logs: Logs = Logs()
+    """Log lines."""
+    metrics: MetricsExport = MetricsExport()
+    """Where the counters go besides `/metrics`."""
+    decisions: Decisions = Decisions()
+    """Finished requests in memory."""
+    request_log: RequestLogFile = RequestLogFile()
+    """Finished requests in a file."""
+    capture: Capture = Capture()
+    """Request bodies beside them."""
+
+
 class Prefix(Struct, frozen=True, kw_only=True):
     """What is kept about which worker holds which prefix."""
 
@@ -432,15 +451,13 @@ class Prefix(Struct, frozen=True, kw_only=True):
 
 class Config(Struct, frozen=True, kw_only=True):
     """The whole file."""
-    metrics: MetricsExport = MetricsExport()
-    """Where the counters go besides `/metrics`."""
 
     models: tuple[Model, ...]
     """The fleets; at least one."""
     listen: Address = Address(port=8080)
     """Where clients connect. Not reloadable."""
-    admin: Address = Address(port=8081)
-    """Where health, readiness, metrics and the inspector are. No login: keep clients away. Not reloadable."""
+    admin: Admin = Admin()
+    """Where health, readiness, metrics and the inspector are. The first three ask for no token: keep clients away. Not reloadable."""
     policies: dict[str, Policy] = {}
     """Policies of one's own, by name; one that is called like a preset replaces it."""
     timeouts: Timeouts = Timeouts()

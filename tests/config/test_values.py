@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config.load import load, loads
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Address, Capabilities, Config, Model, Pool, Timeouts, Traces, Worker
+from gateway.config.schema import Address, Admin, Capabilities, Config, Model, Pool, Timeouts, Traces, Worker
 from gateway.config.units import format_duration, format_size, parse_duration, parse_size
 
 MINIMAL = """\
@@ -23,7 +23,7 @@ def test_the_public_minimum_means_what_it_says():
     workers = (Worker(url="http://127.0.0.1:9001", driver="vllm"), Worker(url="http://127.0.0.1:9002", driver="vllm"))
     assert loads(MINIMAL, environ={}) == Config(
         listen=Address(host="127.0.0.1", port=8080),
-        admin=Address(host="127.0.0.1", port=8081),
+        admin=Admin(host="127.0.0.1", port=8081),
         models=(Model(name="m", policy="leastload", workers=workers),),
     )
 
