@@ -10,13 +10,14 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from gateway.config import schema
+from gateway.config.capabilities import contradictions
 from gateway.config.problems import NOWHERE, Mark, Where, choices, clip, did_you_mean, format_path
 from gateway.config.source import Source
 from gateway.config.units import format_duration
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 _OWN_LABELS = frozenset({"model_name", "pod_name", "metric_source", "le"})
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.%A-Za-z0-9]+\]")
 _ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})|ipc://\S+")
@@ -144,7 +145,9 @@ class Checker:
             key = worker.get("api_key")
             if isinstance(key, str) and not _FIELD_VALUE.fullmatch(key):
                 self.complain((*where, "api_key"), _bad_field_value(key, "key"))
-            self._check_capabilities(_mapping(worker, "capabilities"), (*where, "capabilities"))
+            capabilities = _mapping(worker, "capabilities")
+            for place, message in contradictions(capabilities, driver, self._profiles):
+                self.complain((*where, "capabilities", *place), message)
             for key in ("kv_events", "lmcache_events"):
                 self._check_sockets(_mapping(worker, key), (*where, key))
 
@@ -232,23 +235,6 @@ class Checker:
             return parts
         self.complain(where, problem)
         return None
-
-    def _check_capabilities(self, capabilities: dict[str, Any], where: Where) -> None:
-        profile = capabilities.get("profile")
-        if isinstance(profile, str) and profile not in self._profiles:
-            self.complain(
-                (*where, "profile"),
-                f'no profile is called "{clip(profile)}"{did_you_mean(profile, self._profiles) or "."} '
-                f"Known profiles: {choices(self._profiles)}",
-            )
-        buckets = _list(capabilities, "prefill_buckets")
-        for index, bucket in enumerate(buckets):
-            before = buckets[index - 1] if index else 0
-            if isinstance(bucket, int) and isinstance(before, int) and bucket <= before:
-                self.complain(
-                    (*where, "prefill_buckets", index),
-                    f"expected more than {before}, got {bucket}: buckets are token counts in rising order",
-                )
 
     def _check_health(self, health: dict[str, Any], where: Where) -> None:
         for key in ("interval", "timeout"):

@@ -8,6 +8,7 @@ import pytest
 
 W = "models: [{name: m, workers: [{"
 URL = 'url: "http://a:1"'
+CAN = W + URL + ", capabilities: "
 
 CASES = {
     # the text as a whole
@@ -164,6 +165,46 @@ CASES = {
     "a health path without slash": ("+health: {path: ▲health}\n", "/health"),
     "a first ejection above the longest": ("+health: {ejection: {base: ▲10m}}\n", "base ≤ max", "5m"),
     "buckets in disorder": (W + URL + ", capabilities: {prefill_buckets: [512, ▲256]}}]}]\n", "rising order", "512"),
+    "contexts in disorder": (CAN + "{decode_context_buckets: [512, ▲512]}}]}]\n", "rising order"),
+    "a bucket of nothing": (CAN + "{prefill_buckets: [▲0, 512]}}]}]\n", "at least 1"),
+    "segments that cut blocks": (
+        CAN + "{block_size: 32, segment_size: ▲1000}}]}]\n",
+        "no multiple of the block of 32;",
+        "such as 992",
+    ),
+    "segments that cut the profile's blocks": (
+        CAN + "{profile: trn2-70b, segment_size: ▲1000}}]}]\n",
+        "from the profile trn2-70b",
+    ),
+    "a cache that is too small": (
+        CAN + "{kv_capacity_tokens: ▲1000, max_model_len: 8192}}]}]\n",
+        "8192 tokens",
+        "lower `max_model_len`",
+    ),
+    "a length above the profile's cache": (
+        CAN + "{profile: inf2-8b, max_model_len: ▲131072}}]}]\n",
+        "65536 tokens, from the profile inf2-8b",
+    ),
+    "a context above the longest": (
+        CAN + "{max_model_len: 8192, decode_context_buckets: [4096, ▲16384]}}]}]\n",
+        "remove the bucket",
+    ),
+    "Medusa in a batch": (
+        W + URL + ", driver: neuron, capabilities: {decoder: medusa, slots: ▲4}}]}]\n",
+        "one request at a time",
+        "remove `slots`",
+    ),
+    "tokens that a plain decoder has not": (CAN + "{decoder: plain, tokens_per_step: ▲2.5}}]}]\n", "speculative"),
+    "a budget without chunks": (
+        CAN + "{prefill: exclusive, max_num_batched_tokens: ▲8192}}]}]\n",
+        "prefill: chunked",
+    ),
+    "a budget below the batch": (
+        CAN + "{slots: 256, max_num_batched_tokens: ▲256}}]}]\n",
+        "more than the 256 slots",
+    ),
+    "a rate of nothing": (CAN + "{prefill_rate: ▲0}}]}]\n", "at least 1"),
+    "fewer tokens than steps": (CAN + "{tokens_per_step: ▲0.5}}]}]\n", "at least 1"),
     "no room for a body": ("+limits: {body: ▲0}\n", "at least 1"),
     "no room for a header": ("+limits: {header: ▲10}\n", "at least 1024"),
     "a file exporter without file": ("+telemetry: {traces: {exporter: ▲file}}\n", "`file:`"),

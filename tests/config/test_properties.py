@@ -65,8 +65,16 @@ capabilities = build(
     block_size=optional(counts),
     prefill_buckets=optional(st.sets(counts, max_size=4).map(sorted).map(tuple)),
     prefix_caching=optional(st.booleans()),
-    role=st.sampled_from(["both", "prefill", "decode"]),
-    lora_adapters=st.lists(texts, max_size=2).map(tuple),
+    prefill_rate=optional(st.floats(0.5, 1e6)),
+    overhead=optional(seconds),
+    decoder=optional(st.sampled_from(["plain", "speculative", "medusa"])),
+    tiers=build(
+        schema.Tiers,
+        l1=optional(build(schema.TierMemory, capacity=optional(sizes), latency=optional(seconds))),
+        l2=optional(build(schema.TierMemory, bandwidth=optional(st.integers(1, 10**12)))),
+    ),
+    role=optional(st.sampled_from(["both", "prefill", "decode"])),
+    lora_adapters=optional(st.lists(texts, max_size=2).map(tuple)),
 )
 sockets = build(
     schema.EventSocket,
