@@ -14,8 +14,8 @@ from simulator.report import plots, reading, tables
 from simulator.report.result import Result
 from simulator.report.words import TIMES, count
 
-_WIDE, _NARROW = 528, 350
-"""Pixels: half of a desktop's page, and a phone's."""
+_FULL, _WIDE, _NARROW = 1072, 520, 350
+"""Pixels: a desktop's page, half of it, and a phone."""
 
 
 _ABOUT_FIGURES = "The best of a line is in bold. Hit rates are shares of prompt tokens."
@@ -75,10 +75,7 @@ def html(
         f'<section class="wide">{tables.brief(figures)}</section>',
         _figure("Time to first token", legend, reading.distribution(figures), _both(plots.ttft_distribution, results)),
         _figure("Reuse", "", reading.reuse(figures), _both(plots.hit_rates, results)),
-        _figure("Waiting", legend, reading.waiting(figures), _both(plots.queue, results)),
-        _figure(
-            "Refused", legend, reading.lost(figures), _both(plots.refused, results) if _any_refused(figures) else ""
-        ),
+        *_waiting(figures, legend),
         _loads(figures),
         _section("All figures", f"<p>{_ABOUT_FIGURES}</p>{tables.full(figures)}"),
         _section("How to do it again", f"<pre>{escape(_command(command))}</pre>{_paragraphs([*notes, _ABOUT_REPLAY])}"),
@@ -101,6 +98,18 @@ def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
 
+def _waiting(figures: reading.Figures, legend: str) -> list[str]:
+    """The queue and, if there were any, refused requests beside it."""
+    results = [run for run, _ in figures]
+    said = reading.waiting(figures)
+    if not any(summary.get("refused") for _, summary in figures):
+        return [_figure("Waiting", legend, said, _both(plots.queue, results, _FULL), wide=True)]
+    return [
+        _figure("Waiting", legend, said, _both(plots.queue, results)),
+        _figure("Refused", legend, reading.lost(figures), _both(plots.refused, results)),
+    ]
+
+
 def _loads(figures: reading.Figures) -> str:
     results = [run for run, _ in figures]
     end = plots.horizon(results)
@@ -115,13 +124,14 @@ def _loads(figures: reading.Figures) -> str:
     )
 
 
-def _figure(title: str, legend: str, words: str, drawn: str) -> str:
-    return f"<figure><h2>{title}</h2>{legend if drawn else ''}{drawn}<figcaption>{escape(words)}</figcaption></figure>"
+def _figure(title: str, legend: str, words: str, drawn: str, *, wide: bool = False) -> str:
+    kind = ' class="wide"' if wide else ""
+    return f"<figure{kind}><h2>{title}</h2>{legend}{drawn}<figcaption>{escape(words)}</figcaption></figure>"
 
 
-def _both(plot: Callable[[Sequence[Result], int], str], results: Sequence[Result]) -> str:
+def _both(plot: Callable[[Sequence[Result], int], str], results: Sequence[Result], width: int = _WIDE) -> str:
     """The plot for a desktop and for a phone; the style shows one."""
-    return f'<div class="desk">{plot(results, _WIDE)}</div><div class="phone">{plot(results, _NARROW)}</div>'
+    return f'<div class="desk">{plot(results, width)}</div><div class="phone">{plot(results, _NARROW)}</div>'
 
 
 def _legend(results: Sequence[Result]) -> str:
@@ -138,10 +148,6 @@ def _scale(busiest: int) -> str:
         for level in (0, 3, 5, 7, 9)
     )
     return f'<p class="scale s0">requests at a worker: {cells}</p>'
-
-
-def _any_refused(figures: reading.Figures) -> bool:
-    return any(summary.get("refused") for _, summary in figures)
 
 
 def _command(command: str | None) -> str:

@@ -88,7 +88,7 @@ def hit_rates(results: Sequence[Result], width: int) -> str:
 
 
 def load(run: Result, index: int, busiest: int, end: float) -> str:
-    """One policy: a row for each worker, time to the right, the darker the more requests it has (up to `busiest`)."""
+    """One policy: a row for each worker, time to the right, the stronger the colour the more requests it has (up to `busiest`)."""
     rows = _rows(len(run.workers))
     tall = max(3.0, min(16.0, 128 / len(rows)))
     frame = Frame(350, round(tall * len(rows)) + 44, left=40, right=12, top=4, bottom=40)
@@ -121,7 +121,7 @@ def load(run: Result, index: int, busiest: int, end: float) -> str:
 
 
 def shade(value: float, busiest: float) -> int:
-    """Level of darkness from 0 to 9: by the root, so that little load shows too."""
+    """Strength of the colour from 0 to 9: by the root, so that little load shows too."""
     return min(_LEVELS, round(_LEVELS * (value / busiest) ** 0.5 + 0.49)) if value > 0 and busiest > 0 else 0
 
 

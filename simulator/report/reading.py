@@ -66,12 +66,13 @@ def balance(figures: Figures) -> str:
     ranked = _by(figures, "load_max_over_mean")
     if not ranked:
         return "No worker computed anything."
-    each = [
-        f"{value:.2f} times under {name}" for name, value in (ranked if len(ranked) <= 3 else [ranked[0], ranked[-1]])
-    ]
+    shown = ranked if len(ranked) <= 3 else [ranked[0], ranked[-1]]
+    first, *others = [f"{value:.2f} times" for _, value in shown]
+    each = [f"{first} the mean of all under {shown[0][0]}"]
+    each += [f"{value} under {name}" for value, (name, _) in zip(others, shown[1:], strict=True)]
     return (
-        f"The busiest worker computed, against the mean of all: {listed(each)}. A row is a worker, the darker the more "
-        "requests it has; a dark row among light ones is a hot spot."
+        f"The busiest worker computed {listed(each)}. A row is a worker, the stronger its colour the more requests it has; a strong row "
+        "among faint ones is a hot spot."
     )
 
 
@@ -96,10 +97,17 @@ def lost(figures: Figures) -> str:
     """Of requests that got no answer."""
     parts = []
     for key, word in (("refused", "refused"), ("failed", "failed")):
-        some = [f"{count(summary.get(key) or 0)} under {run.policy}" for run, summary in figures if summary.get(key)]
-        if some:
-            parts.append(f"{word} were {listed(some)}")
-    return f"{'; '.join(parts).capitalize()}." if parts else "No request was refused, and none failed."
+        counts = {run.policy: int(summary.get(key) or 0) for run, summary in figures}
+        if len(counts) > 1 and len(set(counts.values())) == 1 and any(counts.values()):
+            parts.append(f"{word}: {count(next(iter(counts.values())))} under each policy")
+        elif any(counts.values()):
+            parts.append(
+                f"{word}: {listed([f'{count(number)} under {name}' for name, number in counts.items() if number])}"
+            )
+    if not parts:
+        return "No request was refused, and none failed."
+    total = max(int(summary.get("requests") or 0) for _, summary in figures)
+    return f"{'; '.join(parts).capitalize()}, of {count(total)} requests."
 
 
 def _still_growing(run: Result) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulator.report.reading import Figures
 from simulator.report.svg import COLOURS
-from simulator.report.words import NOTHING, count, percent, seconds
+from simulator.report.words import NOTHING, count, exact_seconds, percent
 
 _LESS, _MORE, _NEITHER = -1, 1, 0
 _FIGURES: Mapping[str, tuple[str, str, int]] = {
@@ -32,7 +32,7 @@ _FIGURES: Mapping[str, tuple[str, str, int]] = {
     "wall_s": ("The replay took", "seconds", _NEITHER),
 }
 _WRITERS: Mapping[str, Callable[[float], str]] = {
-    "seconds": seconds,
+    "seconds": exact_seconds,
     "percent": percent,
     "count": count,
     "ratio": "{:.2f}".format,

@@ -20,6 +20,14 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
+def exact_seconds(value: float | None) -> str:
+    """A duration in seconds, three digits or more, for columns in which values are compared: ``0.085 s``, ``168 s``."""
+    if value is None or isnan(value):
+        return NOTHING
+    digits = 3 if value < 0.9995 else 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{digits}f} s"
+
+
 def percent(share: float | None) -> str:
     """``55.8 %``."""
     return NOTHING if share is None or isnan(share) else f"{share * 100:.1f} %"
