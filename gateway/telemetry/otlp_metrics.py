@@ -35,7 +35,6 @@ from gateway.telemetry.recording import resource_of
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from prometheus_client import Metric as Family
-    from prometheus_client.samples import Sample
 
     from gateway.config.schema import Telemetry
     from gateway.telemetry.collector import Snapshot
@@ -141,17 +140,16 @@ def _metrics(family: "Family", began: int, now: int) -> Iterator[Metric]:
         points = _histogram_points(family, began, now)
         yield Metric(name, family.documentation, unit, Histogram(points, AggregationTemporality.CUMULATIVE))
     elif family.type == "gauge":
-        yield Metric(name, family.documentation, unit, Gauge(_number_points(family.samples, now, now)))
+        # All of them floats: a series that is an integer now and then is two to some collectors.
+        numbers = [NumberDataPoint(_attributes(one.labels), now, now, float(one.value)) for one in family.samples]
+        yield Metric(name, family.documentation, unit, Gauge(numbers))
     else:
         for suffix in ("_total", "_count", "_sum"):
             samples = [sample for sample in family.samples if sample.name == family.name + suffix]
             if samples:
-                data = Sum(_number_points(samples, began, now), AggregationTemporality.CUMULATIVE, is_monotonic=True)
+                numbers = [NumberDataPoint(_attributes(one.labels), began, now, one.value) for one in samples]
+                data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
                 yield Metric(name + suffix.removesuffix("_total").replace("_", "."), family.documentation, unit, data)
-
-
-def _number_points(samples: "Iterable[Sample]", began: int, now: int) -> list[NumberDataPoint]:
-    return [NumberDataPoint(_attributes(sample.labels), began, now, sample.value) for sample in samples]
 
 
 def _histogram_points(family: "Family", began: int, now: int) -> list[HistogramDataPoint]:
