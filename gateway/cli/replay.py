@@ -173,7 +173,7 @@ def _write(
         if arguments.html is not None:
             from simulator.report import write_html  # noqa: PLC0415
 
-            write_html(results, arguments.html)
+            write_html(results, arguments.html, command=_command(), notes=workload.notes)
     except OSError as error:
         complain(f"can't write {error.filename}: {error.strerror}")
         return 2
@@ -266,7 +266,7 @@ def _document(workload: "Workload", options: "FleetOptions", results: "Sequence[
 
     return {
         "version": __version__,
-        "command": shlex.join(["warmroute", *sys.argv[1:]]),
+        "command": _command(),
         "workload": {
             "name": workload.name,
             "requests": len(workload.requests),
@@ -279,6 +279,11 @@ def _document(workload: "Workload", options: "FleetOptions", results: "Sequence[
         "fleet": asdict(options),
         "policies": {result.policy: result.summary() for result in results},
     }
+
+
+def _command() -> str:
+    """How the replay can be done again."""
+    return shlex.join(["warmroute", *sys.argv[1:]])
 
 
 def _table(workload: "Workload", options: "FleetOptions", results: "Sequence[ReplayResult]") -> str:

@@ -40,6 +40,15 @@ def test_the_contracts_command_gives_the_contracts_json(trace, tmp_path, capsys)
     assert "0.713" in table
 
 
+def test_a_report_is_written_for_people(trace, tmp_path):
+    out = tmp_path / "out.html"
+    command = f"replay {trace} --format mooncake --policy roundrobin --policy kvaware --workers 2 --jobs 1 --html {out}"
+    assert main(command.split()) == 0
+    page = out.read_text()
+    assert "kvaware" in page
+    assert "<svg" in page
+
+
 def test_a_profile_is_taken_and_its_numbers_replaced(trace, tmp_path):
     out = tmp_path / "out.json"
     command = f"replay {trace} --format mooncake --policy leastload --profile trn2-70b --workers 2 --prefill-rate 5000"
