@@ -3,14 +3,14 @@
 * `options`: the fleet, and what the command line may say about its workers.
 * `keys`: content ids to block hashes.
 * `knowledge`: what the gateway hears of the caches, and when.
-* `replay`: the run from event to event.
+* `run`: `replay`, from event to event.
 * `bounds`, `series`, `result`: what is measured.
 * `side_by_side`: several policies, in processes; the only part with a clock.
 """
 
 from simulator.fleet.options import FleetOptions, TierOptions, WorkerOptions, explicit_worker
-from simulator.fleet.replay import Progress, ReplayError, replay
 from simulator.fleet.result import Outcome, ReplayResult, Requests
+from simulator.fleet.run import Progress, ReplayError, replay
 from simulator.fleet.series import Series
 from simulator.fleet.side_by_side import side_by_side
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from policies.registry import PolicySection
 from simulator.fleet.options import FleetOptions
-from simulator.fleet.replay import Progress, replay
 from simulator.fleet.result import ReplayResult
+from simulator.fleet.run import Progress, replay
 from simulator.workloads.workload import Workload
 
 _LOOK: Final = 0.2
@@ -45,7 +45,7 @@ def side_by_side(
         progress: told of the requests that have ended and of all, over all policies.
 
     Raises:
-        Exception: what `simulator.fleet.replay` raises.
+        Exception: what `simulator.fleet.replay` (of `simulator.fleet.run`) raises.
     """
     own = sections or {}
     total = len(policies) * len(workload.requests)

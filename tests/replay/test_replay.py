@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.registry import PolicyError, Registry
 from simulator.engine import profile_named
 from simulator.fleet import FleetOptions, Outcome, replay
-from simulator.fleet.replay import _Run
+from simulator.fleet.run import _Run
 
 POLICIES = ["roundrobin", "leastload", "p2c", "session", "chwbl", "prefixaware", "kvaware", "lmetric"]
 
