@@ -9,6 +9,9 @@ from simulator.report.axes import Axis
 COLOURS = 8
 """Series with colours of their own; further ones have them again, dashed otherwise."""
 
+_LETTER = 6.6
+"""Pixels, about, of a letter of the marks."""
+
 
 def series_class(index: int) -> str:
     """Classes of the series with this number: a colour, and dashes from the fifth on."""
@@ -65,21 +68,20 @@ def axes(frame: Frame, x: Axis, y: Axis) -> str:
             rule(frame.left, height, frame.x(1), height, "grid"),
             text(frame.left - 6, height + 4, words, "tick", anchor="end"),
         ]
-    parts += [_mark(frame, x.at(value), words) for value, words in x.ticks]
+    taken = float("inf")
+    for value, words in reversed(x.ticks):
+        place, wide = frame.x(x.at(value)), _LETTER * len(words)
+        # At the edge the words would leave the drawing; and where two would touch, the right ones stay.
+        right = min(place + wide / 2, frame.x(1) + 4)
+        parts.append(rule(place, frame.y(0), place, frame.y(0) + 4, "axis"))
+        if right < taken:
+            parts.append(text(right, frame.y(0) + 17, words, "tick", anchor="end"))
+            taken = right - wide - _LETTER
     parts += [
         rule(frame.left, frame.y(0), frame.x(1), frame.y(0), "axis"),
         text(frame.x(0.5), frame.height - 4, x.label, "label", anchor="middle"),
     ]
     return "".join(parts)
-
-
-def _mark(frame: Frame, share: float, words: str) -> str:
-    # At the edges the words would leave the drawing.
-    anchor = "end" if share > 0.97 else "middle"
-    place = frame.x(share)
-    return rule(place, frame.y(0), place, frame.y(0) + 4, "axis") + text(
-        place, frame.y(0) + 17, words, "tick", anchor=anchor
-    )
 
 
 def drawing(width: int, height: int, title: str, parts: Sequence[str], kind: str = "") -> str:

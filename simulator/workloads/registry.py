@@ -57,7 +57,10 @@ def load(path: str | Path, format: str, *, seed: int = 0, **options: Any) -> Wor
         raise WorkloadError.at(
             path, None, f"no request is left to replay ({format}: {', '.join(workload.notes) or 'empty'})"
         )
-    workload.validate()
+    try:
+        workload.validate()
+    except WorkloadError as error:
+        raise WorkloadError.at(path, None, str(error)) from None
     return workload
 
 

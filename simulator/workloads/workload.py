@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
+
+MOST_TOKENS: Final = 10**9
+"""Of a prompt, and of an answer."""
 
 
 class WorkloadError(ValueError):
@@ -22,8 +26,8 @@ class WorkRequest:
         id: unique in the workload.
         time: earliest arrival, in seconds from the start.
         session: what a client would send as its session key; equal for the turns of one conversation.
-        prompt_tokens: at least 1.
-        output_tokens: at least 1.
+        prompt_tokens: 1 to `MOST_TOKENS`.
+        output_tokens: the same.
         blocks: content ids (0 to 2**63 - 1) of the prompt's runs of `Workload.block_tokens` tokens, in order; the last
             run may be short. Two prompts that begin with the same ids begin with the same tokens. Whether an id says
             so for its own run only or, chained, for all before it too is left open: both hold.
@@ -98,7 +102,7 @@ class Workload:
             if not time <= request.time < float("inf"):
                 raise WorkloadError(f"{place}: time {request.time} is before that of its predecessor, {time}")
             time = request.time
-            if request.prompt_tokens < 1 or request.output_tokens < 1:
+            if not (1 <= request.prompt_tokens <= MOST_TOKENS and 1 <= request.output_tokens <= MOST_TOKENS):
                 raise WorkloadError(
                     f"{place}: {request.prompt_tokens} prompt and {request.output_tokens} output tokens"
                 )

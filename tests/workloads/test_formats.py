@@ -3,12 +3,15 @@
 import gzip
 import json
 import shutil
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from simulator.workloads import WorkloadError, load
+from simulator.workloads import FORMATS, WorkloadError, load
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -217,8 +220,17 @@ def test_a_request_log_is_replayed_in_the_order_of_arrival(tmp_path):
     assert set(first.blocks[1:]).isdisjoint(second.blocks[1:])
     assert len(first.blocks) == 3
     assert (third.prompt_tokens, third.output_tokens, len(third.blocks)) == (20, 7, 2)
-    assert first.session == "s1"
+    assert first.session == second.session
+    assert third.session == first.session
     assert "1 requests had no known prompt length" in workload.notes[0]
+
+
+def test_hashes_and_sessions_of_two_runs_of_the_gateway_have_nothing_in_common(tmp_path):
+    path = written(tmp_path, log_line(process="p1"), log_line(id="b", process="p1"), log_line(id="c", process="p2"))
+    one, same, other = load(path, "warmroute").requests
+    assert list(one.blocks[:2]) == list(same.blocks[:2])
+    assert set(one.blocks).isdisjoint(other.blocks)
+    assert one.session == same.session != other.session
 
 
 def test_a_request_log_of_two_block_sizes_is_refused(tmp_path):
@@ -237,6 +249,12 @@ def test_a_request_log_of_two_block_sizes_is_refused(tmp_path):
         ("mooncake", "", r"no request is left"),
         ("weka", '{"id": "x", "requests": [{"t": 0, "in": 64, "out": 1}]}', r":1: session x: request 0: neither"),
         ("weka", '{"id": "x", "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": []}]}', r":1: session x: request 0: 0 blocks"),
+        ("weka", '{"id": "x", "requests": [{"t": 0, "in": 64, "out": 1, "hash_ranges": [[0, 1e30]]}]}', r":1: .*hash_ranges"),
+        ("weka", '{"id": "x", "requests": [{"t": 0, "in": 64, "out": 1, "hash_ranges": [[5, 4294967296]]}]}', r":1: .*a hash id is not between"),
+        ("weka", '{"id": "x", "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": [-1]}]}', r":1: .*a hash id is not between"),
+        ("weka", '{"id": "x", "requests": ' + '[{"t": 0, "requests": ' * 5000 + "[]" + "}]" * 5000 + "}", r":1: .*recursion"),
+        ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1e300,1\n", r":2: .*whole number up to"),
+        ("warmroute", '{"time": 1, "prompt": {"tokens": 9999999999999999999}}', r":1: a prompt of 9+ tokens"),
         ("weka", '{"requests": []}', r":1: .*`id`.*A session is"),
         ("azure", "TIME,ContextTokens\n", r":1: the header has no TIMESTAMP, GeneratedTokens; the columns"),
         ("azure", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", r":2: TIMESTAMP is 'yesterday'; a time like"),
@@ -272,3 +290,27 @@ def test_unknown_formats_and_options_name_the_known_ones():
         load(FIXTURES / "mooncake_synthetic.jsonl", "mooncake", spread="far")
     with pytest.raises(WorkloadError, match="recorded, open, closed are accepted"):
         load(FIXTURES / "weka_ranges.jsonl", "weka", loop="round")
+
+
+_NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
+_VALUES = st.recursive(_NUMBERS, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+_NAMES = ["timestamp", "input_length", "output_length", "hash_ids", "id", "requests", "t", "in", "out", "hash_ranges", "block_size",
+          "time", "prompt", "tokens", "actual", "prefix", "session", "think_time"]  # fmt: skip
+_LINES = st.dictionaries(
+    st.sampled_from(_NAMES),
+    st.one_of(_VALUES, st.dictionaries(st.sampled_from(_NAMES), _VALUES, max_size=6)),
+    max_size=10,
+)
+
+
+@given(st.sampled_from(sorted(FORMATS)), st.one_of(st.binary(max_size=60), st.lists(_LINES, max_size=3)))
+def test_whatever_stands_in_a_file_is_a_workload_or_an_error_of_it(kind, content):
+    raw = content if isinstance(content, bytes) else b"\n".join(json.dumps(line).encode() for line in content)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(raw)
+        try:
+            workload = load(path, kind, **({"begin": 0, "end": 0} if kind == "weka" else {}))
+        except WorkloadError as error:
+            workload, problem = None, str(error)
+        assert workload.requests if workload else problem.startswith(str(path))

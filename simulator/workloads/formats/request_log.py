@@ -1,7 +1,8 @@
 """warmroute's own request log: yesterday's traffic.
 
 JSON lines, one document for each request (`gateway.telemetry.decisions`), of which are read: `time`, `prompt.tokens`,
-`actual`, `prefix` (the chain of the prompt's block hashes, hex), `block_size`, `session`, `stage`, `model`.
+`actual`, `prefix` (the chain of the prompt's block hashes, hex), `block_size`, `session`, `stage`, `model`; hashes and
+sessions compare within one `process` only.
 """
 
 from pathlib import Path
@@ -10,11 +11,11 @@ import msgspec
 
 from simulator.workloads.formats.reading import records
 from simulator.workloads.runs import Ids, Runs
-from simulator.workloads.workload import Workload, WorkloadError, WorkRequest
+from simulator.workloads.workload import MOST_TOKENS, Workload, WorkloadError, WorkRequest
 
 _ACCEPTED = (
     '{"id", "time": seconds, "model", "stage", "session", "prompt": {"tokens"}, "actual": {"prompt_tokens", '
-    '"output_tokens"}, "prefix": [hex], "block_size"}'
+    '"output_tokens"}, "prefix": [hex], "block_size", "process"}'
 )
 _UNKNOWN_OUTPUT = 256
 """Tokens of an answer whose length the worker did not tell, where no other answer's is known either."""
@@ -35,6 +36,7 @@ class _Line(msgspec.Struct):
     model: str | None = None
     stage: str | None = None
     session: str | None = None
+    process: str = ""
     prompt: _Prompt | None = None
     actual: _Actual | None = None
     prefix: list[str] | None = None
@@ -62,7 +64,7 @@ def request_log(path: Path, *, seed: int = 0, one_model: bool = True, begin: flo
     usual = sorted(known)[len(known) // 2] if known else _UNKNOWN_OUTPUT
     origin = read[0].time if read else 0.0
     block_size = read[0].block_size or 16 if read else 16
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     ids = Ids()
     requests: list[WorkRequest] = []
     names: set[str] = set()
@@ -74,9 +76,9 @@ def request_log(path: Path, *, seed: int = 0, one_model: bool = True, begin: flo
         tokens = _tokens(line)
         shared: list[range] = []
         for block in (line.prefix or ())[: tokens // block_size]:
-            number = numbers.get(block)
+            number = numbers.get((line.process, block))
             if number is None:
-                number = numbers[block] = ids.fresh(1).start
+                number = numbers[line.process, block] = ids.fresh(1).start
             shared.append(range(number, number + 1))
         rest = -(-tokens // block_size) - len(shared)
         output = line.actual.output_tokens if line.actual else None
@@ -89,7 +91,7 @@ def request_log(path: Path, *, seed: int = 0, one_model: bool = True, begin: flo
             WorkRequest(
                 id=name,
                 time=time - begin,
-                session=line.session or name,
+                session=f"{line.process}/{line.session}" if line.session else name,
                 prompt_tokens=tokens,
                 output_tokens=output or usual,
                 blocks=Runs([*shared, ids.fresh(rest)]),
@@ -124,6 +126,10 @@ def _read(path: Path) -> tuple[list[_Line], int]:
         if _tokens(line) < 1:
             skipped += 1
             continue
+        if _tokens(line) > MOST_TOKENS:
+            raise WorkloadError.at(
+                path, number, f"a prompt of {_tokens(line)} tokens; up to {MOST_TOKENS} are accepted"
+            )
         if line.prefix:
             if not line.block_size or line.block_size < 1:
                 raise WorkloadError.at(path, number, f"a prefix and block_size {line.block_size}; tokens are accepted")

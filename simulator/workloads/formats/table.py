@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.workloads.formats.reading import lines
-from simulator.workloads.workload import WorkloadError
+from simulator.workloads.workload import MOST_TOKENS, WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Row:
     def count(self, column: str) -> int:
         """A number of tokens, at least 1: no request has an empty prompt, nor an empty answer. WorkloadError if none."""
         value = self.number(column)
-        if value != int(value):
-            raise self.error(column, "a whole number is accepted")
+        if value > MOST_TOKENS or value != int(value):
+            raise self.error(column, f"a whole number up to {MOST_TOKENS} is accepted")
         return max(int(value), 1)
 
     def error(self, column: str, accepted: str) -> WorkloadError:

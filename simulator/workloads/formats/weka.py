@@ -139,7 +139,7 @@ class _Reader:
         base = 0 if session.hash_id_scope == "global" else (index + 1) * _SCOPE
         try:
             self._turns(session.id, session.requests, base, start, None)
-        except WorkloadError as error:
+        except (WorkloadError, RecursionError) as error:
             raise WorkloadError.at(file, number, f"session {session.id}: {error}") from error
 
     def _turns(
@@ -204,12 +204,15 @@ class _Reader:
             raise WorkloadError(
                 f"{place}: t {turn.t} and in {turn.prompt}; seconds from 0 and tokens from 1 are accepted"
             )
-        if turn.hash_ranges is not None:
-            ranges = [range(base + first, base + last + 1) for first, last in turn.hash_ranges]
-        elif turn.hash_ids is not None:
-            ranges = [range(base + identity, base + identity + 1) for identity in turn.hash_ids]
-        else:
-            raise WorkloadError(f"{place}: neither hash_ids nor hash_ranges")
+        limits = turn.hash_ranges
+        if limits is None:
+            if turn.hash_ids is None:
+                raise WorkloadError(f"{place}: neither hash_ids nor hash_ranges")
+            limits = [(identity, identity) for identity in turn.hash_ids]
+        most = (_SCOPE if base else _TAILS) - 1
+        if any(not 0 <= first <= last <= most for first, last in limits):
+            raise WorkloadError(f"{place}: a hash id is not between 0 and {most}, or a range ends before it begins")
+        ranges = [range(base + first, base + last + 1) for first, last in limits]
         whole = turn.prompt // self.block_size
         blocks = Runs(ranges)
         rest = -(-turn.prompt // self.block_size) - len(blocks)
@@ -239,7 +242,7 @@ def _sessions(files: Sequence[Path], kept: set[int] | None) -> Iterator[tuple[Pa
                 continue
             try:
                 yield file, number, _DECODER.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise WorkloadError.at(file, number, f"{error}. A session is {_ACCEPTED}") from error
 
 
