@@ -45,7 +45,7 @@ def side_by_side(
         progress: told of the requests that have ended and of all, over all policies.
 
     Raises:
-        Exception: what `simulator.fleet.replay` (of `simulator.fleet.run`) raises.
+        Exception: what `replay` raises.
     """
     own = sections or {}
     total = len(policies) * len(workload.requests)
