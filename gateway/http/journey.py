@@ -1,6 +1,6 @@
 """One request's way through the gateway: what is known of it, and how its head and body are read."""
 
-from time import perf_counter
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from gateway.http.body import MultipartModel, body_at_hand, check_length, parse_json, read_body, requested_model
@@ -8,6 +8,8 @@ from gateway.http.errors import client_error, method_not_allowed
 from gateway.http.headers import RequestHead, RequestIds, scan_request
 from gateway.http.routes import Body, Route
 from gateway.telemetry.metrics import Outcome
+from gateway.telemetry.record import RUNNING, Attempt, Decided, RequestRecord
+from gateway.telemetry.spans import seen
 from policies.base import NO_MATCH
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from gateway.http.usage import Usage
     from gateway.http.watch import UsageWatch
     from gateway.prefix.lookup import Lookup
-    from gateway.telemetry.spans import ServerSpan
+    from gateway.telemetry.capture import Captured
+    from gateway.telemetry.pace import Pace
+    from gateway.telemetry.spans import Trace, Tracing
+    from policies.base import RouteRequest
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -28,54 +33,76 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Journey:
     """What is known of one request; grows as it goes.
 
+    Marks are seconds of the monotonic clock, 0 where it never came to that.
+
     Attributes:
         request: the client's, from aiohttp's parser.
         route: which API path.
         target: the request target with its query, as it goes to the worker.
-        start: loop time when the head was there.
-        ready: `perf_counter` seconds from which on all work is the gateway's own: the head was there or, where it was waited for, the
-            body, or the attempt before had ended. (uvloop's time stands still within one turn of the loop.)
+        start: mark: the head was there.
+        read_at: mark: the body was there.
+        ready: mark from which on all work is the gateway's own: the head was there or, where it was waited for, the body, or the
+            attempt before had ended. (Of uvloop's time there is one value in each turn of the loop, in whole milliseconds.)
+        looked_up: mark: it is known what workers hold of the prompt.
+        first_byte_at: mark: the first byte of the answer's body.
+        end: mark: it is over.
         head: the header fields, once read.
         body: the client's bytes.
         parsed: the JSON object in them; empty for other bodies.
         model: the name the client used, or None.
         fleet: who serves it.
+        route_request: what its policy is told.
         worker: of the latest attempt.
         lease: of the latest attempt's worker.
         lookup: the prompt and who holds it, where the fleet's policy wants to know.
         match: what the chosen worker was believed to hold of it.
-        watch: sees the answer's usage, where there is a `lookup`.
-        usage: what the answer said about its tokens, if it did and anybody wanted to know.
-        attempts: how many have begun.
+        watch: sees the answer's usage, where there is a `lookup` or somebody wants to know.
+        wants_usage: somebody does.
+        usage: what the worker says that it cost.
+        pace: the moments at which a stream's reads came.
+        decisions: of its policy, where they are kept.
+        attempts: in their order, the one under way included.
         retrying: it counts against the retry budget.
         status: of the answer that the client got, 0 when it got none.
-        first_byte: seconds from `start` to the first byte of the answer, or None.
+        tracing, trace: who traces it, and its place in the trace; None where nothing is.
+        error_type, error_message: what went wrong.
+        captured: its body, where bodies are kept.
     """
 
     __slots__ = (
         "attempts",
         "body",
         "bytes_out",
+        "captured",
+        "decisions",
+        "end",
+        "error_message",
         "error_type",
-        "first_byte",
+        "first_byte_at",
         "fleet",
         "head",
         "lease",
+        "looked_up",
         "lookup",
         "match",
         "model",
         "multipart",
         "outcome",
+        "pace",
         "parsed",
+        "read_at",
         "ready",
         "request",
         "retrying",
         "route",
-        "span",
+        "route_request",
         "start",
         "status",
         "target",
+        "trace",
+        "tracing",
         "usage",
+        "wants_usage",
         "watch",
         "worker",
     )
@@ -84,33 +111,93 @@ class Journey:
         self.request = request
         self.route = route
         self.target = target
-        self.start = start
-        self.ready = perf_counter()
+        self.start = self.ready = start
+        self.read_at = self.looked_up = self.first_byte_at = self.end = 0.0
         self.head: RequestHead | None = None
         self.body = b""
         self.parsed: dict[str, Any] = {}
         self.multipart: MultipartModel | None = None
         self.model: str | None = None
         self.fleet: Fleet | None = None
+        self.route_request: RouteRequest | None = None
         self.worker: Worker | None = None
         self.lease: Lease | None = None
         self.lookup: Lookup | None = None
         self.match = NO_MATCH
         self.watch: UsageWatch | None = None
+        self.wants_usage = False
         self.usage: Usage | None = None
-        self.span: ServerSpan | None = None
-        self.attempts = 0
+        self.pace: Pace | None = None
+        self.decisions: list[Decided] = []
+        self.attempts: list[Attempt] = []
         self.retrying = False
         self.status = 0
         self.outcome = Outcome.FAILED
         self.error_type: str | None = None
-        self.first_byte: float | None = None
+        self.error_message: str | None = None
         self.bytes_out = 0
+        self.tracing: Tracing | None = None
+        self.trace: Trace | None = None
+        self.captured: Captured | None = None
 
     @property
     def request_id(self) -> bytes:
         """As sent back in ``x-request-id``; empty before the head was read."""
         return self.head.request_id if self.head is not None else b""
+
+    @property
+    def first_byte(self) -> float | None:
+        """Seconds from `start` to the first byte of the answer's body, or None."""
+        return self.first_byte_at - self.start if self.first_byte_at else None
+
+    @property
+    def duration(self) -> float:
+        """Seconds from head to end, or until now."""
+        return (self.end or monotonic()) - self.start
+
+    @property
+    def stream(self) -> bool:
+        """The client asked for a stream."""
+        return self.parsed.get("stream") is True
+
+    def record(self) -> RequestRecord:
+        """What is known of it by now. References and floats only: see `gateway.telemetry.record`."""
+        fleet, lookup, head, pace = self.fleet, self.lookup, self.head, self.pace
+        prompt = lookup.prompt if lookup is not None else None
+        trace = self.trace
+        if trace is None and head is not None and head.trace:
+            trace = seen(self.request.message.headers.get("traceparent"))
+        return RequestRecord(
+            head.request_id if head is not None else b"",
+            trace,
+            self.request.message.method,
+            self.route.path,
+            fleet.name if fleet is not None else "",
+            fleet.policy_name if fleet is not None else "",
+            self.parsed.get("stream") is True,
+            self.start,
+            self.read_at,
+            self.looked_up,
+            0.0,
+            self.first_byte_at,
+            self.end,
+            prompt.token_count if prompt is not None else 0,
+            prompt.how if prompt is not None else None,
+            prompt.reason if prompt is not None else "",
+            prompt.seconds if prompt is not None else 0.0,
+            prompt.off_loop if prompt is not None else False,
+            self.decisions,
+            self.attempts,
+            pace.gaps() if pace is not None else None,
+            self.usage,
+            len(self.body),
+            self.bytes_out,
+            self.status,
+            self.outcome if self.end else RUNNING,
+            self.error_type,
+            self.error_message,
+            captured=self.captured,
+        )
 
     async def read(self, ids: RequestIds, limits: "Limits") -> None:
         """Read head and body and find the model's name.
@@ -135,7 +222,7 @@ class Journey:
             body = body_at_hand(payload, limits.body)
         else:
             body = await read_body(payload, limit=limits.body, rate=limits.body_rate)
-            self.ready = perf_counter()
+            self.ready = monotonic()
         self.body = body
         if self.route.body is Body.JSON:
             self.parsed = parse_json(body)
@@ -143,6 +230,7 @@ class Journey:
         else:
             self.multipart = MultipartModel(_content_type(message.raw_headers), body)
             self.model = self.multipart.model
+        self.read_at = monotonic()
 
 
 def check_version(message: "RawRequestMessage") -> None:

@@ -13,18 +13,17 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.http.journey import Journey
     from gateway.prefix.lookup import Matcher
-    from gateway.telemetry.spans import AttemptSpan
 
 _COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths whose streams carry usage only if they are asked to."""
 
 
-def head_for(journey: "Journey", worker: "Worker", span: "AttemptSpan | None", length: int) -> bytes:
+def head_for(journey: "Journey", worker: "Worker", length: int) -> bytes:
     """The head of the request to `worker`, for a body of `length` bytes."""
     head = journey.head
     assert head is not None
-    if span is not None:
-        trace = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in span.inject()])
+    if journey.trace is not None:
+        trace = journey.trace.lines(len(journey.attempts) - 1)
     else:
         trace = head.trace_lines(is_valid_traceparent) if head.trace else b""
     return b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
@@ -48,12 +47,13 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
     if lookup is not None and journey.route.path in _COMPLETIONS:
         body = with_include_usage(body, journey.parsed, worker_default=worker.driver.usage_by_default)
     asked = body is not journey.body
+    if lookup is not None or journey.wants_usage:
+        journey.watch = UsageWatch(asked=asked)
     if model is not None and model != worker.model:
         if journey.multipart is not None:
             return journey.multipart.replaced(worker.model)
         body = with_model(body, model, worker.model)
     if lookup is not None:
-        journey.watch = UsageWatch(asked=asked)
         matcher = matchers.get(lookup.fleet)
         ids = matcher.ids(worker, journey.route.path, lookup, journey.parsed) if matcher is not None else None
         if ids is not None:

@@ -8,6 +8,7 @@ do better (nothing was written), or a `GatewayError`.
 import asyncio
 import math
 from http import HTTPStatus
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import GatewayError
@@ -15,6 +16,7 @@ from gateway.http.errors import error_event
 from gateway.http.headers import response_head
 from gateway.http.routes import Dialect
 from gateway.http.tail import chunk_payloads
+from gateway.telemetry.pace import KEPT, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -47,7 +49,7 @@ class Exchange:
         done: ends with the attempt: with a result when an answer was relayed (`started`) or its status is one that another worker may do better
             (then nothing was written to the client, and `status` says what it was); with a `GatewayError` when the attempt failed.
         started: a byte of the answer went to the client; from here on there is no other worker.
-        first_byte: loop time of the first relayed byte of the body, or 0. A head alone says little: vLLM sends that of a stream before it
+        first_byte: monotonic time of the first relayed byte of the body, or 0. A head alone says little: vLLM sends that of a stream before it
             has begun with the prompt.
         bytes_out: bytes written to the client for this answer.
         moved: set by every byte that moved; the sweeper clears it to see silence.
@@ -56,6 +58,7 @@ class Exchange:
         keep_alive: whether the client's connection may carry another request; final once `done` is.
         status: the worker's status, or 0.
         stream: the answer is a stream of server-sent events.
+        pace: the moments at which its reads came; None for other answers.
         encoded: the answer has a content coding, so nothing readable can be added to it.
         first_byte_deadline, total_deadline: loop times, infinity for none; the second does not hold for streams.
         silence: seconds of silence after the first byte that are too long.
@@ -69,7 +72,6 @@ class Exchange:
         "_http10",
         "_last",
         "_lease",
-        "_loop",
         "_own_lines",
         "_pass_on",
         "_pool",
@@ -85,6 +87,7 @@ class Exchange:
         "first_byte_deadline",
         "keep_alive",
         "moved",
+        "pace",
         "paused",
         "silence",
         "since",
@@ -114,7 +117,6 @@ class Exchange:
         self.client = client
         self._pool = pool
         self._lease = lease
-        self._loop = loop
         self._dialect = dialect
         self._own_lines = own_lines
         self._http10 = http10
@@ -140,6 +142,7 @@ class Exchange:
         self.paused = False
         self.status = 0
         self.stream = False
+        self.pace: Pace | None = None
         self.encoded = False
 
     def prepare(self, connection: "UpstreamConnection", head: bytes, body: bytes) -> None:
@@ -182,6 +185,8 @@ class Exchange:
         elif self._http10:
             framing += b"connection: keep-alive\r\n"
         self.stream = connection.content_type[:17].lower() == b"text/event-stream"
+        if self.stream:
+            self.pace = Pace()
         self.encoded = connection.encoded
         self._last = response_head(
             status,
@@ -203,8 +208,10 @@ class Exchange:
 
     def body(self, data: bytes) -> None:
         """A part of the answer's body, without framing."""
-        if not self.first_byte:
-            self._first_byte()
+        if self.pace is not None:
+            self._mark(self.pace)
+        elif not self.first_byte:
+            self._first_byte(monotonic())
         if self.watch is not None:
             data = self.watch.body(data)
             if not data and self.bytes_out:
@@ -221,8 +228,10 @@ class Exchange:
 
     def chunks(self, data: bytes) -> None:
         """Whole chunks, framed as they came."""
-        if not self.first_byte:
-            self._first_byte()
+        if self.pace is not None:
+            self._mark(self.pace)
+        elif not self.first_byte:
+            self._first_byte(monotonic())
         if self.watch is not None:
             data = self.watch.chunks(data)
         if data:
@@ -285,9 +294,19 @@ class Exchange:
             self._last = held
             self._framed = False
 
-    def _first_byte(self) -> None:
-        self.first_byte = self._loop.time()
-        self._lease.first_byte()
+    def _first_byte(self, now: float) -> None:
+        self.first_byte = now
+        self._lease.first_byte(now)
+
+    def _mark(self, pace: Pace) -> None:
+        """A read of a stream."""
+        now = monotonic()
+        if not self.first_byte:
+            self._first_byte(now)
+        stamps = pace.stamps
+        stamps.append(now)
+        if len(stamps) > KEPT:
+            pace.fold()
 
     def _out(self, data: bytes) -> None:
         if data:

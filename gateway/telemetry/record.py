@@ -2,7 +2,7 @@
 
 On the way of a request nothing is built but these structs. Names, tables, sentences and dictionaries are made by `summary`
 and `document`, long after it perhaps: they ask the policy once more, with snapshots of the workers as they were then. A
-record never refers to a body, a prompt's text or its tokens.
+record never refers to a prompt's tokens, nor to a body unless capture is on.
 """
 
 import time
@@ -18,6 +18,7 @@ from policies.base import Candidate, Decision, Policy, RouteRequest, WorkerView
 
 if TYPE_CHECKING:
     from gateway.http.usage import Usage
+    from gateway.telemetry.capture import Captured
     from gateway.telemetry.spans import Trace
 
 RUNNING: Final = "running"
@@ -58,7 +59,6 @@ class Attempt(msgspec.Struct, gc=False):
 
     Attributes:
         worker: who was asked.
-        span_id: of the attempt's span, 0 without a trace.
         at: when it began.
         connect: until there was a connection; 0 with one from the pool.
         first_byte: until the first byte of the answer's body; 0: there was none.
@@ -68,7 +68,6 @@ class Attempt(msgspec.Struct, gc=False):
     """
 
     worker: Any
-    span_id: int
     at: float
     connect: float = 0.0
     first_byte: float = 0.0
@@ -83,6 +82,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     Attributes:
         request_id: as sent back in ``x-request-id``.
         trace: its place in a trace, None where nothing is traced.
+        method: of the client's request.
         path: the API path.
         model: the fleet's name, empty when none was found.
         policy: by which a worker was chosen, as the configuration calls it.
@@ -107,10 +107,12 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
         status: of the answer that the client got, 0: none.
         outcome: see `gateway.telemetry.metrics.Outcome`, or `RUNNING`.
         error_type, error_message: what went wrong, or None.
+        captured: the request's body, where bodies are kept.
     """
 
     request_id: bytes
     trace: "Trace | None"
+    method: str
     path: str
     model: str
     policy: str
@@ -138,6 +140,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     error_message: str | None
     stage: str | None = None
     tenant: str | None = None
+    captured: "Captured | None" = None
 
     @property
     def id(self) -> str:
@@ -158,6 +161,8 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     def size(self) -> int:
         """About how many bytes of memory it keeps."""
         size = _BASE_BYTES + _ATTEMPT_BYTES * len(self.attempts)
+        if self.captured is not None:
+            size += len(self.captured.body)
         for decided in self.decisions:
             size += _CANDIDATE_BYTES * len(decided.loads)
         return size
@@ -166,6 +171,11 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     def time(self) -> float:
         """When it began, in seconds since 1970."""
         return wall_time(self.start)
+
+    @property
+    def how_known(self) -> str:
+        """How its tokens are known: ``exact``, ``bytes`` or ``none``."""
+        return _HOW[self.how] if self.how is not None else "none"
 
     def involves(self, worker: str) -> bool:
         """Whether `worker` was asked."""
@@ -201,10 +211,10 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "output_tokens": usage.completion_tokens if usage is not None else None,
         }
 
-    def document(self, *, losers: bool = True) -> dict[str, Any]:
-        """All that is known, ready for JSON; without `losers` only the chosen candidate's terms."""
+    def document(self, *, ask: bool = True) -> dict[str, Any]:
+        """All that is known, ready for JSON. Without `ask` no policy is asked what costs are made of: then any thread may call."""
         trace = self.trace
-        table = self.table()
+        table = table_of(self.decisions[-1], ask=ask) if self.decisions else None
         error = {"type": self.error_type, "message": self.error_message} if self.error_type is not None else None
         document: dict[str, Any] = {
             "id": self.id,
@@ -220,7 +230,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "policy": self.policy or None,
             "prompt": self._prompt(),
             "timings": self.timings(),
-            "candidates": table.document(losers=losers) if table is not None else [],
+            "candidates": table.document() if table is not None else [],
             "chosen": table.chosen_id if table is not None else None,
             "reason": table.reason if table is not None else None,
             "attempts": [self._attempt(attempt) for attempt in self.attempts],
@@ -234,8 +244,10 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "error": error,
         }
         if len(self.decisions) > 1:
-            earlier = [table_of(decided) for decided in self.decisions[:-1]]
+            earlier = [table_of(decided, ask=ask) for decided in self.decisions[:-1]]
             document["earlier"] = [{"chosen": each.chosen_id, "reason": each.reason} for each in earlier]
+        if self.captured is not None and ask:
+            document["capture"] = {"request": self.captured.document()}
         return document
 
     def timings(self) -> dict[str, float | None]:
@@ -259,7 +271,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     def _prompt(self) -> dict[str, Any]:
         return {
             "tokens": self.prompt_tokens or None,
-            "how": _HOW[self.how] if self.how is not None else "none",
+            "how": self.how_known,
             "why": self.why or None,
             "seconds": _seconds(self.prompt_seconds),
             "where": ("thread" if self.off_loop else "loop") if self.how is not None else None,
@@ -290,6 +302,11 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "prompt_tokens": usage.prompt_tokens if usage is not None else None,
             "output_tokens": usage.completion_tokens if usage is not None else None,
         }
+
+
+def loads_of(candidates: Sequence[Any]) -> list[WorkerView]:
+    """The candidates' workers as they are now. The same snapshots again and again, as long as nothing changes."""
+    return [candidate.worker.snapshot() for candidate in candidates]
 
 
 def wall_time(monotonic: float) -> float:

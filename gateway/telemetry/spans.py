@@ -1,132 +1,89 @@
-"""Traces: one SERVER span per request, one CLIENT span per attempt on a worker, W3C context in and out.
+"""A request's place in its trace: ids, the sampling decision, W3C context in and out.
 
-The sampling decision is taken here, by the rule of ``parentbased_traceidratio``, before the SDK is asked: a request that
-is not recorded only gets the ids that its worker and its log line need. `gateway.telemetry.recording` holds what touches
-the SDK, and is imported only when an exporter is configured.
+While a request runs there are no spans, only these few numbers: its worker and its log lines need them whether it is sampled
+or not. Of a sampled one the spans are made from its record when it has ended, in the exporter's thread
+(`gateway.telemetry.recording`, which is imported only when an exporter is configured).
+
+The sampling decision is taken here, by the rule of ``parentbased_traceidratio``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from gateway.telemetry.w3c import (
-    RANDOM,
-    format_traceparent,
-    is_valid_traceparent,
-    parse_traceparent,
-    valid_tracestate,
-)
+import msgspec
+
+from gateway.telemetry.w3c import RANDOM, SAMPLED, TraceParent, parse_traceparent, valid_tracestate
 
 if TYPE_CHECKING:
     from gateway.config.schema import Telemetry, Traces
-    from gateway.fleet.worker import Worker
+    from gateway.telemetry.record import RequestRecord
     from gateway.telemetry.recording import Recorder
-
-__all__ = ["AttemptSpan", "AttributeValue", "ServerSpan", "Tracing", "is_valid_traceparent"]
-
-AttributeValue = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
 
 SHUTDOWN: Final = 2.0
 """Seconds that the last spans have to reach their collector."""
 _LOW_64: Final = (1 << 64) - 1
+# An odd number with its bits well mixed (2^64 divided by the golden ratio): multiples of it are all different.
+_STEP: Final = 0x9E3779B97F4A7C15
 
 
-class AttemptSpan:
-    """One attempt of a request that is not recorded: only the context for the worker."""
+class Trace(msgspec.Struct, gc=False, eq=False):
+    """Where a request stands in a trace.
 
-    __slots__ = ("_traceparent", "_tracestate")
-
-    def __init__(self, traceparent: str, tracestate: str) -> None:
-        self._traceparent = traceparent
-        self._tracestate = tracestate
-
-    def inject(self) -> list[tuple[str, str]]:
-        """The header fields that continue the trace at the worker."""
-        if self._tracestate:
-            return [("traceparent", self._traceparent), ("tracestate", self._tracestate)]
-        return [("traceparent", self._traceparent)]
-
-    def end(self, status: int | None, error_type: str | None, first_byte: float | None) -> None:
-        """The attempt is over.
-
-        Args:
-            status: of the worker's answer; None if it gave none.
-            error_type: low-cardinality name of what went wrong, or None.
-            first_byte: seconds from the attempt's start to the first byte of the answer, or None.
-        """
-
-
-class ServerSpan:
-    """A request that is not recorded.
+    The ids of the spans below its own follow from it, so that nothing needs to be kept of them: 1 is the CLIENT span over all
+    attempts, 2 the first attempt, 3 the second.
 
     Attributes:
-        trace_id: 32 hexadecimal digits, for logs and headers.
-        recording: whether attributes are kept; what only a span wants need not be computed otherwise.
+        number: the trace id, 128 bits.
+        span: the id of the SERVER span, 64 bits.
+        flags: `SAMPLED` and `RANDOM`; what is sampled is recorded.
+        tracestate: of the caller, to travel on.
+        parent: the caller's span that this trace continues.
+        link: the caller's span that this trace only points at.
     """
 
-    __slots__ = ("_flags", "_span_id", "_tracestate", "trace_id")
-    recording: bool = False
+    number: int
+    span: int
+    flags: int
+    tracestate: str = ""
+    parent: TraceParent | None = None
+    link: TraceParent | None = None
 
-    def __init__(self, trace_id: int, span_id: int, flags: int, tracestate: str) -> None:
-        self.trace_id = f"{trace_id:032x}"
-        self._span_id = span_id
-        self._flags = flags
-        self._tracestate = tracestate
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        return f"{self.number:032x}"
 
-    def attempt(self, worker: "Worker", model: str, resend: int) -> AttemptSpan:  # noqa: ARG002  # subclass records
-        """Begin an attempt.
+    @property
+    def span_id(self) -> str:
+        """16 hexadecimal digits, of the SERVER span."""
+        return f"{self.span:016x}"
 
-        Args:
-            worker: where it goes.
-            model: the fleet's name.
-            resend: 0 for the first attempt, 1 for the first retry, ...
-        """
-        traceparent = format_traceparent(int(self.trace_id, 16), self._span_id, self._flags)
-        return AttemptSpan(traceparent, self._tracestate)
+    @property
+    def sampled(self) -> bool:
+        """Whether its spans are recorded, here and at the worker."""
+        return bool(self.flags & SAMPLED)
 
-    def set(self, name: str, value: AttributeValue) -> None:
-        """Set one attribute; `name` comes from `gateway.telemetry.names`."""
+    def below(self, place: int) -> int:
+        """The id of a span below the SERVER span: 1 for the CLIENT span, 2 for the first attempt, ..."""
+        return (self.span + place * _STEP) & _LOW_64 or 1
 
-    def event(self, name: str, attributes: Mapping[str, AttributeValue]) -> None:
-        """Add an event that happens now."""
-
-    def end(
-        self,
-        status: int,
-        outcome: str,
-        error_type: str | None,
-        *,
-        model: str | None = None,
-        worker_id: str | None = None,
-        request_id: str | None = None,
-        policy: str | None = None,
-        attempts: int = 0,
-        first_byte: float | None = None,
-        bytes_out: int = 0,
-    ) -> None:
-        """The request is over. Calling it again does nothing.
-
-        Args:
-            status: of the answer that the client got, 0 if it got none.
-            outcome: how it ended (`gateway.telemetry.metrics.Outcome` is a string).
-            error_type: low-cardinality name of what went wrong, or None.
-            model: the fleet's name.
-            worker_id: who answered.
-            request_id: as sent back in ``x-request-id``.
-            policy: by which the worker was chosen.
-            attempts: how many workers were asked.
-            first_byte: seconds from the start to the first answer byte, or None.
-            bytes_out: answer bytes written to the client.
-        """
+    def lines(self, attempt: int) -> bytes:
+        """The header fields that continue the trace at the worker of an attempt, counted from 0."""
+        line = b"traceparent: 00-%032x-%016x-%02x\r\n" % (self.number, self.below(attempt + 2), self.flags)
+        return b"%btracestate: %b\r\n" % (line, self.tracestate.encode()) if self.tracestate else line
 
 
 class Tracing:
-    """Makes spans. One per configuration; nothing of it is global.
+    """Begins traces and hands finished ones over. One per configuration; nothing of it is global.
 
     Use from the event loop's thread only.
+
+    Attributes:
+        open: sampled requests that have begun and not ended.
     """
 
-    __slots__ = ("_bound", "_inbound", "_random", "_recorder")
+    __slots__ = ("_bound", "_inbound", "_random", "_recorder", "open")
 
     def __init__(self, traces: "Traces", recorder: "Recorder", random: Random | None = None) -> None:
         """`recorder` gets what is sampled; `random` makes the ids (tests give a seeded one)."""
@@ -136,6 +93,7 @@ class Tracing:
         self._bound = round(traces.sample * (1 << 64))
         self._recorder = recorder
         self._random = random or Random()
+        self.open = 0
 
     @classmethod
     def from_config(cls, telemetry: "Telemetry") -> "Tracing | None":
@@ -152,33 +110,39 @@ class Tracing:
 
     @property
     def dropped(self) -> int:
-        """Sampled spans that were lost: the queue was full, or the collector refused them or was away."""
+        """Spans that were lost: the queue was full, or the collector refused them or was away."""
         return self._recorder.dropped
 
-    @property
-    def open(self) -> int:
-        """Recorded spans that have begun and not ended."""
-        return self._recorder.open
-
-    def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> ServerSpan:
-        """Begin a request's span.
+    def begin(self, headers: Mapping[str, str]) -> Trace:
+        """Begin a request's trace. One that is `Trace.sampled` must be given back to `ended`.
 
         Args:
-            method: of the request.
-            route: the API path, or a low-cardinality word for all others.
             headers: of the request, names in lower case; ``traceparent`` and ``tracestate`` are looked at.
         """
         caller = None if self._inbound == "ignore" else parse_traceparent(headers.get("traceparent"))
+        random = self._random
         if caller is not None and self._inbound == "continue":
-            tracestate = valid_tracestate(headers.get("tracestate"))
-            if caller.sampled:
-                return self._recorder.server_span(method, route, parent=caller, tracestate=tracestate)
-            return ServerSpan(caller.trace_id, self._random.getrandbits(64) or 1, caller.flags, tracestate)
-        trace_id = self._random.getrandbits(128) or 1
-        if trace_id & _LOW_64 < self._bound:
-            return self._recorder.server_span(method, route, trace_id=trace_id, link=caller)
-        return ServerSpan(trace_id, self._random.getrandbits(64) or 1, RANDOM, "")
+            state = valid_tracestate(headers.get("tracestate"))
+            flags = caller.flags & (SAMPLED | RANDOM)
+            self.open += flags & SAMPLED
+            return Trace(caller.trace_id, random.getrandbits(64) or 1, flags, state, caller)
+        number = random.getrandbits(128) or 1
+        if number & _LOW_64 < self._bound:
+            self.open += 1
+            return Trace(number, random.getrandbits(64) or 1, RANDOM | SAMPLED, "", None, caller)
+        return Trace(number, random.getrandbits(64) or 1, RANDOM)
+
+    def ended(self, record: "RequestRecord") -> None:
+        """A sampled request has ended: its spans are made and sent, by and by. Never blocks."""
+        self.open -= 1
+        self._recorder.ended(record)
 
     def shutdown(self, timeout: float = SHUTDOWN) -> None:
         """Send what is queued, for at most `timeout` seconds. Blocks: call it in a thread."""
         self._recorder.shutdown(timeout)
+
+
+def seen(traceparent: str | None) -> Trace | None:
+    """The caller's place in a trace, of a request of which nothing is recorded here; None if it has none."""
+    caller = parse_traceparent(traceparent)
+    return None if caller is None else Trace(caller.trace_id, caller.span_id, caller.flags & RANDOM, "", caller)

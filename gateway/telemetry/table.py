@@ -31,7 +31,7 @@ class Line(msgspec.Struct, frozen=True):
     cost: float | None
     chosen: bool
 
-    def document(self, *, terms: bool = True) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Ready for JSON."""
         worker, match = self.worker, self.match
         return {
@@ -44,7 +44,7 @@ class Line(msgspec.Struct, frozen=True):
                 "slots": worker.capabilities.slots,
             },
             "rejected_by": self.rejected_by or None,
-            "terms": {name: _rounded(value) for name, value in self.terms.items()} if terms else {},
+            "terms": {name: _rounded(value) for name, value in self.terms.items()},
             "cost": None if self.cost is None else _rounded(self.cost),
             "chosen": self.chosen,
         }
@@ -63,17 +63,19 @@ class Table(msgspec.Struct, frozen=True):
     chosen_id: str | None
     reason: str
 
-    def document(self, *, losers: bool = True) -> list[dict[str, Any]]:
-        """The lines, ready for JSON; without `losers` only the chosen one has its terms."""
-        return [line.document(terms=losers or line.chosen) for line in self.lines]
+    def document(self) -> list[dict[str, Any]]:
+        """The lines, ready for JSON."""
+        return [line.document() for line in self.lines]
 
     def best(self, count: int) -> Sequence[Line]:
         """The chosen one, then those that cost least, then those that were dropped: `count` at most."""
         return sorted(self.lines, key=_rank)[:count]
 
 
-def table_of(decided: "Decided") -> Table:
+def table_of(decided: "Decided", *, ask: bool = True) -> Table:
     """The table. Costs and who was left are what they were; the policy is asked for filters and terms with the loads of then.
+
+    Without `ask` it is not, and any thread may call.
 
     A policy's own memory (whose turn it is, say) has moved on since: where its answer does not agree with what the decision
     said, the decision is right, and terms are left out.
@@ -81,7 +83,7 @@ def table_of(decided: "Decided") -> Table:
     decision = decided.decision
     given = _as_then(decided)
     chosen = _index(decided.candidates, decision.chosen) if decision is not None else None
-    explanation = _explained(decided, given, chosen)
+    explanation = _explained(decided, given, chosen, ask=ask)
     costs: dict[Candidate, float] = {}
     if decision is not None and decision.costs:
         costs = dict(zip(decision.candidates, decision.costs, strict=True))
@@ -137,9 +139,9 @@ def _request(decided: "Decided") -> RouteRequest:
     return msgspec.structs.replace(decided.request, now=decided.at, tried=tried, attempt=len(tried))
 
 
-def _explained(decided: "Decided", given: Sequence[Candidate], chosen: int | None) -> Explanation:
+def _explained(decided: "Decided", given: Sequence[Candidate], chosen: int | None, *, ask: bool) -> Explanation:
     policy = decided.policy
-    if isinstance(policy, Explaining):
+    if ask and isinstance(policy, Explaining):
         try:
             return policy.explain(_request(decided), given, chosen)
         except Exception:  # noqa: BLE001, S110 - somebody else's policy; the rest of the table is still worth seeing

@@ -54,7 +54,7 @@ class Client:
 class Lease:
     """Is told of the first byte."""
 
-    def first_byte(self):
+    def first_byte(self, now):
         pass
 
 

@@ -165,7 +165,7 @@ async def test_a_worker_that_declines_is_asked_once_and_another_answers(start, h
     assert bench.outcomes == {"completed": 1}
     assert bench.attempts == {None: 1, str(status): 1}
     assert bench.failures(first) == (0 if status == 429 else 1)
-    assert bench.gateway.proxy._retrying == 0
+    assert bench.gateway.proxy._attempts.retrying == 0
 
 
 @pytest.mark.parametrize("status", [500, 504, 429])
@@ -240,7 +240,7 @@ async def test_retries_beyond_the_budget_are_not_made(start, http):
         await peer.sends(http.answer(b"yes"))
     assert [response.status for response in await asyncio.gather(*responses)].count(200) == 2
     await bench.settles()
-    assert bench.gateway.proxy._retrying == 0
+    assert bench.gateway.proxy._attempts.retrying == 0
     assert bench.gateway.metrics.retries == {"upstream_status": 2}
 
 

@@ -117,13 +117,14 @@ async def test_clients_that_leave_at_every_moment_leave_no_task_span_or_socket(s
         assert bench.outcomes.keys() == {"completed", "client_gone"}
         assert bench.gateway._tracing.open == 0
         assert {task.get_name() for task in asyncio.all_tasks() - fixed} == set()
-        assert bench.gateway.proxy._retrying == 0
+        assert bench.gateway.proxy._attempts.retrying == 0
         bench.obeys_conservation()
         accepted = bench.gateway.metrics.accepted
         await bench.gateway.stop(1)
         exported = [orjson.loads(line) for line in spans.read_bytes().splitlines()]
-        kinds = [
-            s["kind"] for line in exported for r in line["resourceSpans"] for g in r["scopeSpans"] for s in g["spans"]
-        ]
-        assert kinds.count(2) == accepted
-        assert kinds.count(3) == sum(bench.attempts.values())
+        made = [s for line in exported for r in line["resourceSpans"] for g in r["scopeSpans"] for s in g["spans"]]
+        assert sum(span["kind"] == 2 for span in made) == accepted
+        attempts = sum(span["kind"] == 3 and span["name"] == "POST" for span in made)
+        assert attempts == sum(bench.attempts.values())
+        assert len(bench.gateway.decisions.recent(10_000)) == accepted
+        assert bench.gateway.decisions.running() == []

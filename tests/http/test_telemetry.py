@@ -26,9 +26,20 @@ class Collector:
         ]
         return web.Response()
 
-    def named(self, kind):
-        """SERVER spans are of kind 2, CLIENT spans of kind 3."""
-        return [span for span in self.spans if span.kind == kind]
+    def server(self):
+        """The one SERVER span (kind 2)."""
+        (span,) = (span for span in self.spans if span.kind == 2)
+        return span
+
+    def client(self):
+        """The one CLIENT span (kind 3) over all attempts."""
+        (span,) = (span for span in self.spans if span.kind == 3 and span.name != "POST")
+        return span
+
+    def attempts(self):
+        """The spans of attempts, oldest first."""
+        found = [span for span in self.spans if span.kind == 3 and span.name == "POST"]
+        return sorted(found, key=lambda span: span.start_time_unix_nano)
 
 
 @pytest.fixture
@@ -54,7 +65,7 @@ def attributes(span):
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
 
 
-async def test_a_retried_request_is_one_server_span_with_a_client_span_per_attempt(start, http, collector):
+async def test_a_retried_request_is_one_server_span_and_one_client_span_over_its_attempts(start, http, collector):
     bench = await start(workers=2, telemetry=traces_to(collector))
     client = await bench.client()
     await client.sends(http.post(fields=f"traceparent: {PARENT}\r\ntracestate: a=1\r\n"))
@@ -68,13 +79,17 @@ async def test_a_retried_request_is_one_server_span_with_a_client_span_per_attem
     assert (await client.receives()).status == 200
     await bench.settles()
     await bench.gateway.stop(1)
-    (server,) = collector.named(2)
-    first, second = sorted(collector.named(3), key=lambda span: span.start_time_unix_nano)
+    server, client = collector.server(), collector.client()
+    first, second = collector.attempts()
+    assert client.name == "chat m"
+    assert client.parent_span_id == server.span_id
+    assert client.start_time_unix_nano <= first.start_time_unix_nano
+    assert client.end_time_unix_nano == second.end_time_unix_nano
     assert server.trace_id.hex() == PARENT.split("-")[1]
     assert server.parent_span_id.hex() == PARENT.split("-")[2]
     for span, sent in zip((first, second), seen, strict=True):
         assert span.trace_id == server.trace_id
-        assert span.parent_span_id == server.span_id
+        assert span.parent_span_id == client.span_id
         # The worker continues the attempt that reached it, not the request.
         assert sent.split("-")[2] == span.span_id.hex()
     assert attributes(first)["error.type"] == "503"
@@ -102,8 +117,8 @@ async def test_every_span_that_began_is_ended_however_the_request_ends(start, ht
     await bench.settles()
     assert bench.gateway._tracing.open == 0
     await bench.gateway.stop(1)
-    (server,) = collector.named(2)
-    assert len(collector.named(3)) == (0 if how == "refused by the gateway" else 1)
+    server = collector.server()
+    assert len(collector.attempts()) == (0 if how == "refused by the gateway" else 1)
     expected = {
         "refused by the gateway": "model_not_found",
         "left by the client": "client_disconnect",
@@ -150,10 +165,10 @@ async def test_a_request_that_outlives_its_exporters_configuration_still_reaches
     await bench.gateway._reconfigure(loads(config))
     assert bench.gateway._tracing is None
     await asyncio.sleep(0.3)
-    assert old.open == 2
+    assert old.open == 1
     await worker.sends(http.chunk(b"data: 1\n\n") + b"0\r\n\r\n")
     assert await client.chunked_body() == b"data: 1\n\n"
-    await http.until(lambda: len(collector.spans) == 2)
+    await http.until(lambda: len(collector.spans) == 3)
     assert old.open == 0
 
 
