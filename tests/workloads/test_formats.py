@@ -239,6 +239,12 @@ def test_a_request_log_of_two_block_sizes_is_refused(tmp_path):
         load(path, "warmroute")
 
 
+def test_one_model_of_a_request_log_can_be_chosen(tmp_path):
+    path = written(tmp_path, log_line(), log_line(id="b", model="other", block_size=32))
+    chosen = load(path, "warmroute", model="other", one_model=False)
+    assert [(r.id, r.model, chosen.block_tokens) for r in chosen.requests] == [("b", "other", 32)]
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [

@@ -46,12 +46,15 @@ class _Line(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Line)
 
 
-def request_log(path: Path, *, seed: int = 0, one_model: bool = True, begin: float = 0.0, end: float = 0.0) -> Workload:
+def request_log(
+    path: Path, *, seed: int = 0, model: str = "", one_model: bool = True, begin: float = 0.0, end: float = 0.0
+) -> Workload:
     """Read a request log. Requests come when they came then, whatever became of earlier ones.
 
     Args:
         path: JSON lines, plain or gzip.
         seed: nothing is by chance; kept for the report.
+        model: only requests for this one; empty: for all.
         one_model: all requests ask for one model (``m``), for a fleet that serves one; else as recorded.
         begin: seconds from the first request on; earlier ones are left out.
         end: seconds from the first request on; later ones are left out; 0: none.
@@ -59,7 +62,7 @@ def request_log(path: Path, *, seed: int = 0, one_model: bool = True, begin: flo
     Raises:
         WorkloadError: with the line's number.
     """
-    read, skipped = _read(path)
+    read, skipped = _read(path, model)
     known = [line.actual.output_tokens for line in read if line.actual and line.actual.output_tokens]
     usual = sorted(known)[len(known) // 2] if known else _UNKNOWN_OUTPUT
     origin = read[0].time if read else 0.0
@@ -117,12 +120,14 @@ def _tokens(line: _Line) -> int:
     return counted or (line.actual.prompt_tokens if line.actual else None) or 0
 
 
-def _read(path: Path) -> tuple[list[_Line], int]:
+def _read(path: Path, model: str) -> tuple[list[_Line], int]:
     """The lines that can be replayed, by time (a log has them in the order in which they ended), and how many not."""
     read: list[_Line] = []
     skipped = 0
     block_size = 0
     for number, line in records(path, _DECODER, _ACCEPTED):
+        if model and line.model != model:
+            continue
         if _tokens(line) < 1:
             skipped += 1
             continue
@@ -136,7 +141,9 @@ def _read(path: Path) -> tuple[list[_Line], int]:
             block_size = block_size or line.block_size
             if line.block_size != block_size:
                 raise WorkloadError.at(
-                    path, number, f"block_size {line.block_size} after {block_size}; replay logs of one block size"
+                    path,
+                    number,
+                    f"block_size {line.block_size} after {block_size}; choose one model, or replay logs of one block size",
                 )
         read.append(line)
     read.sort(key=lambda line: line.time)
