@@ -25,6 +25,7 @@ from gateway.fleet.asking import open_session
 from gateway.fleet.fleet import Fleets
 from gateway.http.body import parse_json
 from gateway.http.splice import with_token_ids
+from gateway.prefix.hot import HotPrefixes
 from gateway.prefix.index import PrefixIndex
 from gateway.prefix.lookup import Lookup, Matcher
 from gateway.prefix.mirror import Mirror
@@ -90,6 +91,7 @@ class Gate:
             chains=ChainCache(self.index.hasher),
             feeds=cast("Feeds", self.index),
             truth=Truth(),
+            hot=HotPrefixes(),
         )
 
     def hold(self, body: Mapping[str, Any]) -> None:

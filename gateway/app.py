@@ -28,6 +28,7 @@ from gateway.http.routes import ROUTES
 from gateway.http.server import GatewayServer
 from gateway.http.sweep import Sweeper, gateway_stopping
 from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
+from gateway.inspector.sources import InspectorSources
 from gateway.prefix.matching import Matching
 from gateway.prompt.tokenizer import TokenizerError
 from gateway.tasks import TaskGroup
@@ -124,7 +125,7 @@ class Gateway:
         self._logs_dropped = logs_dropped
         self._on_reload = on_reload
         self._read_metrics()
-        self._admin = AdminServer(config.admin, self._admin_sources(), __version__)
+        self._admin = AdminServer(config.admin, self._admin_sources(), __version__, self._inspector_sources())
         self._watcher = ConfigWatcher(config_path, config, self._reconfigure) if config_path is not None else None
         self._listener: asyncio.Server | None = None
         self.port = config.listen.port
@@ -306,6 +307,25 @@ class Gateway:
             truth=lambda: self._matching.truth,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),
             prefix_maps=lambda: feeds.index.maps if (feeds := self._matching.feeds) is not None else {},
+        )
+
+    def _inspector_sources(self) -> InspectorSources:
+        return InspectorSources(
+            config=lambda: self.config,
+            fleets=lambda: self._fleets,
+            lives=self._health.snapshot,
+            degraded=lambda: {
+                fleet.name: fleet_status(fleet, self._matching.degraded(fleet.name)).degraded for fleet in self._fleets
+            },
+            matchers=lambda: self._matching.matchers,
+            index=lambda: feeds.index if (feeds := self._matching.feeds) is not None else None,
+            metrics=self.metrics,
+            decisions=self.decisions,
+            drain=self._health.drain,
+            undrain=self._health.undrain,
+            clock=time.monotonic,
+            hot=self._matching.hot,
+            registry=self._registry,
         )
 
     def _admin_sources(self) -> AdminSources:

@@ -1,17 +1,19 @@
-"""The admin listener: is the process alive, is it ready, what do its counters say."""
+"""The admin listener: is the process alive, is it ready, what do its counters say; and the inspector with its API."""
 
-import html
-import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
 
+from gateway.inspector.access import Access, host_allowed
+from gateway.inspector.api import BODY, Api
+from gateway.inspector.pages import POLICY, Pages
+
 if TYPE_CHECKING:
-    from gateway.config.schema import Address
+    from gateway.config.schema import Admin
+    from gateway.inspector.sources import InspectorSources
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -19,15 +21,12 @@ SHUTDOWN: Final = 1.0
 """Seconds that a request to this listener may still take when it stops."""
 _SAFE: Final = {
     "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-_ENDPOINTS: Final = (
-    ("/healthz", "200 while the process is alive"),
-    ("/readyz", "200 while requests can be served, else 503; JSON says why and what is degraded"),
-    ("/metrics", "counters for Prometheus (text 0.0.4, or OpenMetrics if asked for)"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +84,14 @@ class AdminSources:
 class AdminServer:
     """An HTTP listener of its own, so that nothing of this is ever reachable where clients are."""
 
-    def __init__(self, address: "Address", sources: AdminSources, version: str = "") -> None:
+    def __init__(
+        self, address: "Admin", sources: AdminSources, version: str = "", inspector: "InspectorSources | None" = None
+    ) -> None:
+        """Without `inspector` there are health, readiness and metrics only."""
         self._address = address
         self._sources = sources
         self._version = version
+        self._inspector = inspector
         self._runner: web.AppRunner | None = None
         self._port = address.port
 
@@ -101,13 +104,22 @@ class AdminServer:
         """Bind and serve.
 
         Raises:
-            OSError: the address is taken or not ours.
+            OSError: the address is taken or not ours, or the token's file can't be read.
+            ValueError: it holds no usable token.
         """
-        app = web.Application(middlewares=[self._guard])
-        app.router.add_get("/", self._index)
+        app = web.Application(middlewares=[self._guard], client_max_size=BODY)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
+        if self._inspector is not None:
+            api = Api(self._inspector, Access.from_config(self._address))
+            api.add_to(app.router)
+            Pages().add_to(app.router)
+
+            async def close_streams(_app: web.Application) -> None:
+                await api.live.close()
+
+            app.on_shutdown.append(close_streams)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
         await runner.setup()
         try:
@@ -132,23 +144,15 @@ class AdminServer:
         else:
             try:
                 response = await handler(request)
+            except web.HTTPMethodNotAllowed as error:
+                response = _json(405, {"error": f"only {', '.join(sorted(error.allowed_methods))}"})
+                response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
             except web.HTTPException as error:
-                if error.status == 405:
-                    response = _json(405, {"error": "only GET"})
-                    response.headers["allow"] = "GET, HEAD"
-                else:
-                    response = _json(error.status, {"error": "there is nothing here; / lists what there is"})
-        for name, value in _SAFE.items():
-            response.headers[name] = value
+                response = _json(error.status, {"error": _ERRORS.get(error.status, error.reason)})
+        if not response.prepared:
+            for name, value in _SAFE.items():
+                response.headers.setdefault(name, value)
         return response
-
-    async def _index(self, _request: web.Request) -> web.Response:
-        rows = "\n".join(f'<li><a href="{path}">{path}</a>: {html.escape(text)}</li>' for path, text in _ENDPOINTS)
-        page = (
-            '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>warmroute admin</title>\n'
-            f"<h1>warmroute {html.escape(self._version)}</h1>\n<ul>\n{rows}\n</ul>\n</html>\n"
-        )
-        return web.Response(text=page, content_type="text/html")
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -187,33 +191,11 @@ def readiness(sources: AdminSources) -> tuple[bool, dict[str, Any]]:
     }
 
 
-def host_allowed(hosts: Sequence[str], bound: str) -> bool:
-    """Whether a request's Host fields are what a listener on `bound` may answer to.
-
-    A page on the web can make its own name resolve to 127.0.0.1 and then read what a loopback listener says (DNS
-    rebinding); its requests carry that name. So a loopback listener answers only to loopback's names, another one to
-    any one Host, as it is reached by names that we cannot know.
-    """
-    if len(hosts) > 1:
-        return False
-    if not _is_loopback(bound):
-        return True
-    if not hosts:
-        return False
-    try:
-        name = urlsplit(f"//{hosts[0]}").hostname
-    except ValueError:
-        return False
-    return name is not None and _is_loopback(name.rstrip("."))
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+_ERRORS: Final = {
+    404: "there is nothing here; / is the inspector, /api/openapi.json lists its API, and /healthz, /readyz and /metrics are there",
+    413: f"the body is longer than {BODY} bytes",
+    503: "too many watch already",
+}
 
 
 def _json(status: int, document: dict[str, Any]) -> web.Response:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.http.usage import Usage
     from gateway.prefix.feed import Feeds
+    from gateway.prefix.hot import HotPrefixes
     from gateway.prefix.truth import Truth
     from gateway.prompt.chain_cache import ChainCache
     from gateway.prompt.guard import PromptMaker
@@ -77,7 +78,18 @@ class Matcher:
         parity: says whether they are the workers'.
     """
 
-    __slots__ = ("_chains", "_feeds", "_made", "_model", "_passing", "_root_plain", "_truth", "parity", "prompter")
+    __slots__ = (
+        "_chains",
+        "_feeds",
+        "_hot",
+        "_made",
+        "_model",
+        "_passing",
+        "_root_plain",
+        "_truth",
+        "parity",
+        "prompter",
+    )
 
     def __init__(
         self,
@@ -89,6 +101,7 @@ class Matcher:
         chains: "ChainCache",
         feeds: "Feeds",
         truth: "Truth",
+        hot: "HotPrefixes",
     ) -> None:
         """`model` is the namespace: the fleet's name, as its workers' events are filed under."""
         self._model = model
@@ -98,6 +111,7 @@ class Matcher:
         self._feeds = feeds
         self._passing = passing
         self._truth = truth
+        self._hot = hot
         self._made: _Made = {}
         self._root_plain = chains.hasher.root(model)
 
@@ -114,6 +128,7 @@ class Matcher:
         """The prompt goes to this worker: until its events say so themselves, believe that it will hold it."""
         if lookup.chains:
             held = lookup.matches.get(worker_id, NO_MATCH)
+            self._hot.saw(self._model, lookup.chains, held, now)
             self._feeds.sent(worker_id, lookup.chains, held, now, by_bytes=lookup.prompt.how is not How.EXACT)
 
     def ids(self, worker: "Worker", path: str, lookup: Lookup, body: Mapping[str, Any]) -> bytes | None:

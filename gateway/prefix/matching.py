@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.prefix.feed import Feeds
+from gateway.prefix.hot import HotPrefixes
 from gateway.prefix.index import PrefixIndex
 from gateway.prefix.lookup import Matcher
 from gateway.prefix.truth import Truth
@@ -87,6 +88,7 @@ class Matching:
         feeds: the workers' KV events; None as long as no fleet wants them.
         chains: the memory of chains.
         truth: predicted against actual cached tokens.
+        hot: the prefixes that are asked for most.
     """
 
     def __init__(self, config: "Config", session: "aiohttp.ClientSession") -> None:
@@ -101,6 +103,7 @@ class Matching:
         self.feeds: Feeds | None = None
         self.chains = ChainCache(Hasher(secrets.randbits(32)))
         self.truth = Truth()
+        self.hot = HotPrefixes()
 
     def prepare(self, config: "Config", build_policy: Callable[[str], Policy]) -> "dict[str, PromptTokenizer]":
         """Load the tokenizers of the models whose policy reads matches. Blocks: call it in a thread.
@@ -152,6 +155,7 @@ class Matching:
                 chains=self.chains,
                 feeds=self.feeds,
                 truth=self.truth,
+                hot=self.hot,
             )
         self.truth.keep({worker.id for worker in fleets.workers()})
         for name, prompts in before.items():
