@@ -32,6 +32,7 @@ class CapabilityFacts:
         decoder: how it decodes.
         role: its part where prefill and decode are done by different workers.
         lora_adapters: names of those that it serves.
+        started: seconds since 1970 on the worker's clock at which its process started.
     """
 
     block_size: int | None = None
@@ -50,13 +51,11 @@ class CapabilityFacts:
     decoder: Literal["plain", "speculative", "medusa"] | None = None
     role: Literal["both", "prefill", "decode"] | None = None
     lora_adapters: tuple[str, ...] | None = None
+    started: float | None = None
 
     def known(self) -> dict[str, Any]:
         """The fields that it says something about."""
         return {it.name: value for it in fields(self) if (value := getattr(self, it.name)) is not None}
-
-
-NOTHING = CapabilityFacts()
 
 
 def count(value: Any) -> int | None:

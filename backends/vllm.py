@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backends.capability_facts import CapabilityFacts, count_in
 from backends.kv_events import MAX_SOURCES, CacheFacts, EventSource, facts, reachable
 from backends.openai import OpenAIDriver
 from backends.token_ids import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES, TokenQuestion, picked, texts
@@ -25,6 +26,13 @@ _IGNORED = ("documents", "reasoning_effort", "truncate_prompt_tokens", "chat_tem
 _STATEFUL = ("previous_response_id", "conversation", "prompt")
 """What makes a response depend on what the worker keeps."""
 _STARTED = re.compile(rb"^process_start_time_seconds ([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)$", re.MULTILINE)
+
+_SPECULATED = re.compile(
+    rb"^vllm:spec_decode_num_(drafts|accepted_tokens)_total\{[^\n]*\} ([0-9]{1,15}(?:\.[0-9]+)?(?:e\+?[0-9]{1,2})?)$",
+    re.MULTILINE,
+)
+ENOUGH_DRAFTS = 100
+"""Steps with drafts after which their mean is believed."""
 
 
 class VLLMDriver(OpenAIDriver):
@@ -66,17 +74,40 @@ class VLLMDriver(OpenAIDriver):
 
     def parse_facts(self, body: bytes) -> CacheFacts:
         """The labels of `vllm:cache_config_info`; of several ranks the smallest cache."""
-        rows = [dict(_LABEL.findall(found.decode("utf-8", "replace"))) for found in _CACHE_CONFIG.findall(body)]
+        rows = _cache_configs(body)
         if not rows:
             return CacheFacts()
-        blocks = [count for row in rows if (count := _count(row.get("num_gpu_blocks")))]
-        caching = {row.get("enable_prefix_caching") for row in rows}
+        blocks = [count for row in rows if (count := count_in(row.get("num_gpu_blocks")))]
         started = _STARTED.search(body)
         return facts(
             self.facts_path,
-            block_size=_count(rows[0].get("block_size")),
+            block_size=count_in(rows[0].get("block_size")),
             blocks=min(blocks) if blocks else None,
-            prefix_caching=True if "True" in caching else False if "False" in caching else None,
+            prefix_caching=_caching(rows),
+            started=float(started[1]) if started else None,
+        )
+
+    def capability_facts(self, path: str, body: bytes, model: str) -> CapabilityFacts:
+        """The model cards, and of `/metrics` the cache's configuration and what speculation brought.
+
+        `max_num_seqs` is not among them: on GPUs it has to be configured, where it matters.
+        """
+        return self._facts_of_metrics(body) if path == self.facts_path else self._facts_of_cards(body, model)
+
+    def _facts_of_metrics(self, body: bytes) -> CapabilityFacts:
+        rows = _cache_configs(body)
+        # Hybrid models have several groups of blocks: there only vLLM's own sum is right.
+        device = [count_in(row.get("kv_cache_size_tokens")) or _tokens(row, "num_gpu_blocks") for row in rows]
+        host = [_tokens(row, "num_cpu_blocks") for row in rows]
+        steps = _tokens_per_step(body)
+        started = _STARTED.search(body)
+        return CapabilityFacts(
+            block_size=count_in(rows[0].get("block_size")) if rows else None,
+            kv_capacity_tokens=sum(filter(None, device)) or None,
+            l1_capacity_tokens=sum(filter(None, host)) or None,
+            prefix_caching=_caching(rows),
+            tokens_per_step=steps,
+            decoder="speculative" if steps is not None else None,
             started=float(started[1]) if started else None,
         )
 
@@ -112,6 +143,27 @@ class VLLMDriver(OpenAIDriver):
         return TokenQuestion(path, {**body, "max_tokens": 1, "stream": False, "return_token_ids": True})
 
 
-def _count(text: str | None) -> int | None:
-    """A positive whole number, or None."""
-    return int(text) if text and text.isdecimal() and 0 < len(text) < 16 and int(text) else None
+def _cache_configs(body: bytes) -> list[dict[str, str]]:
+    """The labels of `vllm:cache_config_info`, one row per data-parallel rank."""
+    found = _CACHE_CONFIG.findall(body)[:MAX_SOURCES]
+    return [dict(_LABEL.findall(labels.decode("utf-8", "replace"))) for labels in found]
+
+
+def _caching(rows: Sequence[Mapping[str, str]]) -> bool | None:
+    said = {row.get("enable_prefix_caching") for row in rows}
+    return True if "True" in said else False if "False" in said else None
+
+
+def _tokens(row: Mapping[str, str], blocks: str) -> int | None:
+    """Tokens in so many blocks of one rank's cache."""
+    size, many = count_in(row.get("block_size")), count_in(row.get(blocks))
+    return size * many if size and many else None
+
+
+def _tokens_per_step(body: bytes) -> float | None:
+    """1 + accepted draft tokens per step with drafts, over all ranks; None without enough of them."""
+    sums = {b"drafts": 0.0, b"accepted_tokens": 0.0}
+    for name, value in _SPECULATED.findall(body):
+        sums[name] += float(value)
+    drafts = sums[b"drafts"]
+    return min(64.0, 1 + sums[b"accepted_tokens"] / drafts) if drafts >= ENOUGH_DRAFTS else None

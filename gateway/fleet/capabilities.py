@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import structlog
+
 from backends.capability_facts import CapabilityFacts
 from backends.profiles import PROFILES, Profile
 from backends.profiles.assumed import ASSUMED_GPU
@@ -16,6 +18,9 @@ from gateway.config.schema import Capabilities, TierMemory
 
 if TYPE_CHECKING:
     from backends.base import Driver
+    from gateway.fleet.worker import Worker
+
+_log = structlog.get_logger(__name__)
 
 Origin = Literal["configured", "profile", "discovered", "assumed"]
 
@@ -209,6 +214,31 @@ class WorkerCapabilities:
         if self.kv_capacity_tokens is not None:
             values["kv_capacity_tokens"] = self.kv_capacity_tokens
         return values
+
+
+def learn(worker: "Worker", path: str, body: bytes, now: float) -> None:
+    """Give `worker` the record that follows from its answer; what was learned of its speed is forgotten if it is a new process.
+
+    Whoever asks a worker calls this, so that nobody asks the same twice.
+
+    Args:
+        worker: who answered, with status 200.
+        path: `models_path` or `facts_path` of its driver.
+        body: of the answer.
+        now: seconds on the loop's clock.
+    """
+    before = worker.capabilities
+    after = before.heard(path, worker.driver.capability_facts(path, body, worker.model), now)
+    was, started = (
+        record.answers[path].facts.started if path in record.answers else None for record in (before, after)
+    )
+    worker.capabilities = after
+    if was is not None and started is not None and started != was:
+        worker.restarted()
+    if after.doubts and after.doubts != before.doubts:
+        _log.warning(
+            "what the worker can do contradicts itself", worker=worker.id, model=worker.model, doubts=after.doubts
+        )
 
 
 def _resolved(

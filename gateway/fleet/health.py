@@ -15,6 +15,7 @@ import structlog
 
 from gateway.config.schema import Health
 from gateway.fleet.asking import Answer, ask
+from gateway.fleet.capabilities import learn
 from gateway.fleet.fleet import Fleet, Fleets
 from gateway.fleet.membership import Membership
 from gateway.fleet.models import ModelCards
@@ -35,7 +36,7 @@ SHORTEST_INTERVAL = 0.01
 """Seconds; the configuration refuses 0, and nothing may ask in a busy loop."""
 
 CARDS_EVERY = 60.0
-"""Seconds between two looks at a worker's model cards."""
+"""Seconds between two looks at a worker's model cards, and at what else it tells about itself."""
 
 _log = structlog.get_logger(__name__)
 
@@ -228,12 +229,21 @@ class HealthMonitor:
     async def _check_forever(self, life: Life) -> None:
         """Ask at once, then at the interval with a tenth of jitter; the first pause is random, to spread a fleet."""
         interval = max(life.rules.interval, SHORTEST_INTERVAL)
-        cards_at = 0.0
+        cards_at = facts_at = 0.0
+        passed = False
         pause = interval * self._rng.uniform(0.1, 1.0)
         while True:
-            if await self._check(life) and self._cards is not None and self._clock() >= cards_at:
-                await self._fetch_cards(life.worker, life.rules)
-                cards_at = self._clock() + CARDS_EVERY * self._rng.uniform(0.9, 1.1)
+            before, passed = passed, await self._check(life)
+            if passed:
+                if not before:  # it may be another process than before
+                    cards_at = facts_at = 0.0
+                if self._clock() >= cards_at:
+                    await self._fetch_cards(life.worker, life.rules)
+                    cards_at = self._clock() + CARDS_EVERY * self._rng.uniform(0.9, 1.1)
+                # Not at once: whoever follows its events asks the same as soon as it is ready.
+                if before and self._clock() >= facts_at:
+                    await self._fetch_facts(life)
+                    facts_at = self._clock() + CARDS_EVERY * self._rng.uniform(0.9, 1.1)
             await asyncio.sleep(pause)
             pause = interval * self._rng.uniform(0.9, 1.1)
 
@@ -257,9 +267,13 @@ class HealthMonitor:
 
     async def _fetch_cards(self, worker: Worker, rules: Health) -> None:
         """Ask for the model cards; on any failure the old ones stay."""
-        assert self._cards is not None
+        path = worker.driver.models_path
         async with self._steady:
-            answer = await self._ask(worker, worker.driver.models_path, rules)
+            answer = await self._ask(worker, path, rules)
+        if answer.status == 200:
+            learn(worker, path, answer.body, self._clock())
+        if self._cards is None:
+            return
         try:
             payload = orjson.loads(answer.body) if answer.status == 200 else None
         except orjson.JSONDecodeError:
@@ -269,6 +283,19 @@ class HealthMonitor:
             self._strangers.add(worker)
             served = [str(card["id"]) for card in cards[:5]]
             _log.warning("worker does not list its model", worker=worker.id, model=worker.model, lists=served)
+
+    async def _fetch_facts(self, life: Life) -> None:
+        """Ask what else it tells about what it can do, unless somebody did since it is ready; on any failure the old stays."""
+        worker, path = life.worker, life.worker.driver.facts_path
+        if path is None:
+            return
+        at = worker.capabilities.heard_at(path)
+        if at is not None and at > max(life.since, self._clock() - CARDS_EVERY / 2):
+            return
+        async with self._steady:
+            answer = await self._ask(worker, path, life.rules)
+        if answer.status == 200:
+            learn(worker, path, answer.body, self._clock())
 
     async def _ask(self, worker: Worker, path: str, rules: Health) -> Answer:
         return await ask(self._session, worker, path, rules.timeout)
@@ -291,6 +318,8 @@ class HealthMonitor:
                     "worker ejected", **facts, cause=cause, reason=transition.reason, seconds=transition.seconds
                 )
             case WorkerState.READY:
+                if transition.before is WorkerState.WARMING:
+                    worker.restarted()
                 _log.info("worker ready", **facts)
             case WorkerState.DRAINING:
                 _log.info("worker draining", **facts, in_flight=worker.in_flight)

@@ -1,5 +1,6 @@
 """Asks a worker where its KV events come from and how large its cache is, and joins that with what is configured."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import orjson
 from backends.kv_events import CacheFacts, EventSource, facts, merged
 from gateway.config.schema import Capabilities, EventSocket
 from gateway.fleet.asking import Answer, ask
+from gateway.fleet.capabilities import learn
 
 if TYPE_CHECKING:
     import aiohttp
@@ -77,6 +79,7 @@ async def discover(session: "aiohttp.ClientSession", worker: "Worker", section: 
         answer = await answered(driver.facts_path)
         if answer.status == 200:
             known = merged(known, driver.parse_facts(answer.body))
+            learn(worker, driver.facts_path, answer.body, asyncio.get_running_loop().time())
         elif _away(answer) and not sources:
             return answer.error or f"GET {driver.facts_path} answered {answer.status}"
         complete = not _away(answer)

@@ -65,7 +65,7 @@ capabilities = build(
     block_size=optional(counts),
     prefill_buckets=optional(st.sets(counts, max_size=4).map(sorted).map(tuple)),
     prefix_caching=optional(st.booleans()),
-    prefill_rate=optional(st.floats(0.5, 1e6)),
+    prefill_rate=optional(st.floats(1, 1e6)),
     overhead=optional(seconds),
     decoder=optional(st.sampled_from(["plain", "speculative", "medusa"])),
     tiers=build(
