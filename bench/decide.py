@@ -4,7 +4,7 @@ Each cell is the least of `ROUNDS` rounds of `DECISIONS` decisions, in microseco
 machine make a round slower, never faster. Workers are the gateway's own class, with loads that change between
 decisions as they would: the chosen one gets a request, the one that got a request n decisions ago gives it back.
 Policies that read matches find that every fourth worker holds a part of the prompt, each another one; finding
-matches is not measured here (`bench.prefix`). What is pending stays as it was, one prompt a worker.
+matches is not measured here (`bench.prefix`). What is pending stays as it was, one prompt a worker, at whose prefill the worker is.
 """
 
 import argparse
@@ -27,17 +27,17 @@ SIZES: Final = (2, 8, 64, 256)
 ROUNDS: Final = 15
 DECISIONS: Final = 1500
 PROMPT_TOKENS: Final = 8192
-TARGETS_US: Final = {"leastload": {2: 2.0, 8: 3.0, 64: 12.0}, "kvaware": {8: 6.0, 64: 30.0, 256: 110.0}}
+TARGETS_US: Final = {
+    "leastload": {2: 2.0, 8: 3.0, 64: 12.0},
+    "kvaware": {8: 6.0, 64: 30.0, 256: 110.0},
+    "ttft": {8: 15.0, 64: 60.0, 256: 200.0},
+}
 """What the project set itself, in microseconds by number of workers."""
-
-
-class _NoDriver:
-    """Stands where a worker wants a driver; a decision never asks it."""
 
 
 def fleet(size: int) -> list[Candidate]:
     """The candidates of a fleet of routable workers, of which every fourth holds a part of the prompt."""
-    driver: Driver = _NoDriver()  # type: ignore[assignment]
+    driver: Driver = None  # type: ignore[assignment] # a decision never asks it
     workers = [Worker(url=f"http://10.0.0.{n}:8000", driver=driver, model="m") for n in range(size)]
     for worker in workers:
         worker.routable = True
@@ -52,6 +52,7 @@ def sessions(count: int = 512) -> list[RouteRequest]:
         RouteRequest(
             model="m",
             prompt_tokens=PROMPT_TOKENS,
+            now=1.01,
             headers={"x-session-id": f"session-{n}"},
             body={
                 "messages": [
@@ -88,9 +89,7 @@ def _round(
     decide = policy.decide
     while len(running) < len(candidates):
         worker = candidates[len(running)].worker
-        worker.in_flight += 1  # type: ignore[misc]
-        worker.pending += 1  # type: ignore[misc]
-        worker.pending_tokens += PROMPT_TOKENS  # type: ignore[misc]
+        worker.acquire(PROMPT_TOKENS, now=1.0)  # type: ignore[attr-defined]
         running.append(worker)  # type: ignore[arg-type]
     started = time.process_time()
     for request in turns:

@@ -99,3 +99,8 @@ def prefix_aware(
 def lmetric() -> Recipe:
     """The least product of tokens to compute and requests in flight; what has no known prompt by load."""
     return Recipe(scorers=(Step("lmetric", parameters={"without_prompt": "load"}),))
+
+
+def ttft() -> Recipe:
+    """Where the first token is predicted soonest at the least cost to the others."""
+    return Recipe(scorers=(Step("ttft"),))

@@ -25,6 +25,7 @@ from policies.scorers.prefix_hash import PrefixHash
 from policies.scorers.prefix_match import PrefixMatch
 from policies.scorers.round_robin import RoundRobin
 from policies.scorers.session import Session
+from policies.scorers.ttft import Ttft
 from policies.scorers.uncached_tokens import UncachedTokens
 from policies.scorers.uniform import Uniform
 
@@ -105,6 +106,7 @@ class Registry:
         registry.register("scorer", "random", Uniform)
         registry.register("scorer", "round-robin", RoundRobin)
         registry.register("scorer", "session", Session)
+        registry.register("scorer", "ttft", Ttft)
         registry.register("scorer", "uncached-tokens", UncachedTokens)
         registry.register("picker", "lowest-cost", LowestCost)
         registry.register("picker", "power-of-two", PowerOfTwo)
@@ -116,6 +118,7 @@ class Registry:
         registry.register_preset("prefixaware", presets.prefix_aware)
         registry.register_preset("kvaware", presets.kv_aware)
         registry.register_preset("lmetric", presets.lmetric)
+        registry.register_preset("ttft", presets.ttft)
         return registry
 
     def register(self, kind: Kind, name: str, factory: Callable[..., Any]) -> None:

@@ -256,6 +256,8 @@ class Worker:
         seconds = self.overhead + padded / self.rate + load
         lease = Lease(self, tokens, uncached, padded, now, load, seconds)
         queue = self._queue
+        if self._silent and now:
+            self._settle(now)
         if not queue:
             self.prefill_since = now
             self.head = seconds
@@ -280,6 +282,15 @@ class Worker:
             self.routable = False
         return lease
 
+    def _settle(self, now: float) -> None:
+        """Take from the front of the queue what must be over by now, though its answer will not tell before it ends."""
+        queue = self._queue
+        since = self.prefill_since
+        while since and queue and (first := next(iter(queue))).silent and since + first.seconds <= now:
+            since += first.seconds
+            self._drop(first)
+        self._front(since)
+
     def changed(self) -> None:
         """For `Lease`: the last snapshot is out of date."""
         self._load = None
@@ -294,15 +305,27 @@ class Worker:
             self._drop(first)  # was sent there before: its prefill has ended, too
             first = next(iter(queue))
         self._drop(lease)
+        if first is not lease:
+            self._front(self.prefill_since)
+            return
+        self._front(now)
+        if not queue:
+            return
+        if self._capabilities.prefill == "chunked":
+            lease.began = 0.0  # the others' tokens may have been in its steps
+        elif now and not lease.silent:
+            slots = self._capabilities.slots
+            if slots is None or self.in_flight <= slots:
+                next(iter(queue)).began = now
+
+    def _front(self, since: float) -> None:
+        """The queue has another front, whose prefill began at `since`."""
+        queue = self._queue
         if not queue:
             self.backlog = self.head = self.prefill_since = self._silent = 0.0
             return
+        self.prefill_since = since
         head = next(iter(queue))
-        if first is lease:
-            self.prefill_since = now
-            slots = self._capabilities.slots
-            if now and not lease.silent and (slots is None or self.in_flight <= slots):
-                head.began = now
         self.head = self._silent if head.silent else self._silent + head.seconds
 
     def _drop(self, lease: "Lease") -> None:

@@ -1,0 +1,202 @@
+"""The predicted time to the first token, and what it costs the others: the default policy."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from math import isfinite
+from typing import ClassVar, Final
+
+from policies.base import NO_MATCH, Candidate, CapabilitiesView, Match, RouteRequest, WorkerView
+from policies.uncached import requests_by_weight
+
+CONGESTION_PRICE: Final = 4.0
+"""As in `policies.scorers.prefill_cost`: from 2 to 8 the public traces differ by noise only."""
+
+OCCUPANCY: Final = 1.0
+"""Whole prompts that a full batch costs; see there."""
+
+ASSUMED_SLOTS: Final = 12
+"""Of a worker that does not tell; too few cost next to nothing, too many let requests wait."""
+
+ALIKE: Final = 0.85
+"""Workers whose predictions for a prompt lie within this ratio of the median (or its inverse) count as equally fast.
+
+Learned speeds of equal workers differ by a percent or two of noise. Taken at their word, the one that seems fastest gets every
+new prompt that finds several workers idle: on the Claude Code trace twice its share, and a fifth more seconds to the first token.
+"""
+
+
+class Ttft:
+    """Cost: predicted seconds to the first token, and the seconds that others lose by it. Unit: seconds.
+
+    For worker i and a prompt of P tokens::
+
+        cost_i = (wait_i + slot_i + load_i + prefill_i · (1 + congestion) + hold_back_i) / weight_i
+
+        wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began
+        slot_i       where all slots are taken: (in_flight_i - slots_i + 1) · hold_i / slots_i, as far as that exceeds wait_i
+        load_i       time to bring what it holds in l1 and l2 into the device, if computing it would take longer; else it is computed
+        prefill_i    overhead_i + padded tokens_i / rate_i
+        congestion   congestion_price · share of the candidates that have a prefill to do
+        hold_back_i  occupancy · (overhead_i + P / rate_i) · in_flight_i / slots_i
+
+    Padded tokens are what the device computes: buckets, and credit in whole segments, as its capabilities say. Rate, overhead and hold
+    are learned; workers that differ by noise only count as equally fast (`ALIKE`).
+
+    `congestion` prices the delay that a prefill imposes on all that come behind it. On an idle fleet nobody does and the rule is
+    greedy; on a busy one, what is cached somewhere is worth a longer wait. `hold_back` is what its own streams lose while this prompt is
+    computed and decoded among them: it keeps one hot prefix from burying its worker.
+
+    Where the prompt's length is not known the cost is requests in flight by weight: a number, but not of seconds.
+    """
+
+    __slots__ = ("_assumed_slots", "_occupancy", "_price")
+    needs_match: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        congestion_price: float = CONGESTION_PRICE,
+        occupancy: float = OCCUPANCY,
+        assumed_slots: int = ASSUMED_SLOTS,
+    ) -> None:
+        """None of them needs tuning; `assumed_slots` stand for those of a worker whose capabilities do not say.
+
+        Raises:
+            ValueError: `congestion_price` or `occupancy` is negative or not finite, or `assumed_slots` is below 1.
+        """
+        for name, value in (("congestion_price", congestion_price), ("occupancy", occupancy)):
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number, at least 0")
+        if assumed_slots < 1:
+            raise ValueError("assumed_slots must be at least 1")
+        self._price = congestion_price
+        self._occupancy = occupancy
+        self._assumed_slots = assumed_slots
+
+    def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
+        """The seconds for each."""
+        if request.prompt_tokens <= 0:
+            return requests_by_weight(candidates)
+        return self._costs(request, candidates, None)
+
+    def terms(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
+        """``wait``, ``slot``, ``load``, ``prefill``, ``congestion`` and ``hold_back`` of each; ``in_flight`` without a known prompt."""
+        if request.prompt_tokens <= 0:
+            return [{"in_flight": load} for load in requests_by_weight(candidates)]
+        parts: list[tuple[float, ...]] = []
+        self._costs(request, candidates, parts)
+        price = self._price * sum(candidate.worker.backlog > 0 for candidate in candidates) / len(candidates)
+        names = ("wait", "slot", "load", "prefill", "congestion", "hold_back")
+        return [
+            {
+                name: seconds / candidate.worker.weight
+                for name, seconds in zip(names, (*before, prefill, prefill * price, hold_back), strict=True)
+            }
+            for candidate, (*before, prefill, hold_back) in zip(candidates, parts, strict=True)
+        ]
+
+    def _costs(
+        self, request: RouteRequest, candidates: Sequence[Candidate], parts: list[tuple[float, ...]] | None
+    ) -> list[float]:
+        """The costs; `parts` gets (wait, slot, load, prefill, hold_back) of each. One loop for both, written for speed (`bench.decide`)."""
+        prompt = request.prompt_tokens
+        now = request.now
+        occupancy = self._occupancy
+        assumed = self._assumed_slots
+        workers = [candidate.worker for candidate in candidates]
+        costs: list[float] = []
+        prefills: list[float] = []
+        weighted: list[int] = []
+        busy = 0
+        for candidate, worker, (whole, rate, overhead) in zip(
+            candidates, workers, _speeds(workers, prompt), strict=False
+        ):
+            match = candidate.match
+            capabilities = worker.capabilities
+            load = 0.0
+            if match is NO_MATCH and not capabilities.shaped:
+                prefill = whole
+            else:
+                load, padded = tokens_to_compute(prompt, match, capabilities, rate)
+                prefill = overhead + padded / rate
+            wait = worker.backlog
+            if wait > 0:
+                busy += 1
+                if since := worker.prefill_since:
+                    passed = now - since
+                    head = worker.head
+                    wait -= passed if passed < head else head  # noqa: FURB136 - min() costs 60 ns more
+            slot = hold_back = 0.0
+            if in_flight := worker.in_flight:
+                slots = capabilities.slots
+                hold_back = occupancy * whole * in_flight / (slots or assumed)
+                if slots is not None and in_flight >= slots:
+                    slot = max(0.0, slot_seconds(worker, slots, whole) - wait)
+            if worker.weight != 1:
+                weighted.append(len(costs))
+            costs.append(wait + slot + load + hold_back)
+            prefills.append(prefill)
+            if parts is not None:
+                parts.append((wait, slot, load, prefill, hold_back))
+        price = 1 + self._price * busy / len(workers)
+        costs = [cost + prefill * price for cost, prefill in zip(costs, prefills, strict=True)]
+        for index in weighted:
+            costs[index] /= workers[index].weight
+        return costs
+
+
+def _speeds(workers: Sequence[WorkerView], prompt: int) -> Iterable[tuple[float, float, float]]:
+    """Per worker the seconds for the whole prompt, its rate and overhead; those of the median for all that are about as fast."""
+    wholes = [worker.overhead + prompt / worker.rate for worker in workers]
+    least, most = min(wholes), max(wholes)
+    middle = least if least == most else sorted(wholes)[len(wholes) // 2]
+    typical = workers[wholes.index(middle)]
+    common = (middle, typical.rate, typical.overhead)
+    slowest, fastest = middle / ALIKE, middle * ALIKE
+    if fastest <= least and most <= slowest:
+        return repeat(common)
+    return [
+        common if fastest <= whole <= slowest else (whole, worker.rate, worker.overhead)
+        for whole, worker in zip(wholes, workers, strict=True)
+    ]
+
+
+def tokens_to_compute(prompt: int, match: Match, capabilities: CapabilitiesView, rate: float) -> tuple[float, int]:
+    """Seconds of loading, and padded tokens of prefill, for the quicker of loading what l1 and l2 hold and computing it."""
+    device, lower = match.device, match.l1 + match.l2
+    padded = _to_compute(prompt, device + lower, capabilities)
+    if not lower:
+        return 0.0, padded
+    load = capabilities.load_seconds(match.l1, match.l2)
+    alone = _to_compute(prompt, device, capabilities)
+    return (load, padded) if load < (alone - padded) / rate else (0.0, alone)
+
+
+def _to_compute(prompt: int, held: int, capabilities: CapabilitiesView) -> int:
+    """Tokens that the device computes of the prompt, with credit and padding. More held than there is counts as all of it."""
+    held = min(held, prompt)
+    if capabilities.shaped:
+        return capabilities.padded(prompt - capabilities.credit(prompt, held))
+    return prompt - held
+
+
+def slot_seconds(worker: WorkerView, slots: int, unknown: float) -> float:
+    """Seconds until a slot is free: those before us and we leave one by one, each after `hold`; `unknown` as long as that is not known."""
+    before = worker.in_flight - slots + 1
+    return before * (worker.hold or unknown) / slots if before > 0 else 0.0
+
+
+def predicted_ttft(request: RouteRequest, candidate: Candidate) -> float | None:
+    """Seconds to the first token at this candidate: wait, slot, load and prefill. None where the prompt's length is not known."""
+    prompt = request.prompt_tokens
+    if prompt <= 0:
+        return None
+    worker = candidate.worker
+    load, padded = tokens_to_compute(prompt, candidate.match, worker.capabilities, worker.rate)
+    wait = worker.backlog
+    if wait > 0 and worker.prefill_since:
+        wait -= min(max(0.0, request.now - worker.prefill_since), worker.head)
+    slots = worker.capabilities.slots
+    if slots is not None:
+        wait = max(wait, slot_seconds(worker, slots, worker.overhead + prompt / worker.rate))
+    return wait + load + worker.overhead + padded / worker.rate
