@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import ClassVar, Final, Literal
 
-from policies.base import Candidate, RouteRequest
-from policies.uncached import requests_by_weight, uncached_tokens
+from policies.base import Candidate, Match, RouteRequest
+from policies.uncached import requests_by_weight
 
 CONGESTION_PRICE: Final = 4.0
 """From 2 to 8 hits and times differ by a few percent on Mooncake's traces; at 0, thrashing caches lose a third of their hits."""
@@ -82,33 +82,45 @@ class PrefillCost:
         prompt = request.prompt_tokens
         if prompt <= 0:
             return requests_by_weight(candidates) if self._by_load else [0.0] * len(candidates)
+        # One pass and few names: a policy that is asked for every request is worth spelling out.
         per_request = self._occupancy * prompt
         assumed = self._assumed_slots
         busy = 0
         roomy = False
-        full: list[int] = []
+        full: list[int] | None = None
         loads: list[float] = []
+        rests: list[int] = []
+        last: Match | None = None
+        rest = prompt
         for candidate in candidates:
+            match = candidate.match
+            if match is not last:  # workers that hold the same share one
+                last = match
+                rest = max(0, prompt - match.device - match.l1 - match.l2)
+            rests.append(rest)
             worker = candidate.worker
-            load: float = worker.pending_tokens
-            if in_flight := worker.in_flight:
-                busy += worker.pending > 0
-                slots = worker.capabilities.slots
-                if slots is not None and in_flight >= slots:
-                    full.append(len(loads))
-                taken = in_flight / (slots or assumed)
-                roomy = roomy or taken <= _ROOMY
-                load += per_request * taken
-                if worker.weight != 1:
-                    load /= worker.weight
-            else:
+            in_flight = worker.in_flight
+            if not in_flight:
                 roomy = True
-            loads.append(load)
-        price = 1 + self._price * busy / len(candidates)
-        if len(full) < len(loads):
+                loads.append(worker.pending_tokens)
+                continue
+            if worker.pending:
+                busy += 1
+            slots = worker.capabilities.slots
+            if slots is None:
+                taken = in_flight / assumed
+            else:
+                taken = in_flight / slots
+                if taken >= 1:
+                    full = [] if full is None else full
+                    full.append(len(loads))
+            if taken <= _ROOMY:
+                roomy = True
+            load = worker.pending_tokens + per_request * taken
+            loads.append(load if worker.weight == 1 else load / worker.weight)
+        price = 1 + self._price * busy / len(loads)
+        if full is not None and len(full) < len(loads):
             elsewhere = prompt * price if roomy else prompt
             for index in full:
                 loads[index] += elsewhere
-        return [
-            load + uncached * price for load, uncached in zip(loads, uncached_tokens(request, candidates), strict=True)
-        ]
+        return [load + rest * price for load, rest in zip(loads, rests, strict=True)]
