@@ -100,6 +100,8 @@ class Reports:
         self._decisions.running_now.discard(journey)
         journey.captured = self._capturing.of(journey.body)
         record = journey.record()
+        if record.gaps is not None and journey.fleet is not None:
+            self.metrics.paused(journey.fleet.name, record.gaps.max)
         if self._writer is not None and journey.route_request is not None:
             self._writer.write(self._entry(journey, record))
         if journey.route_request is not None:

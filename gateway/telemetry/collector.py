@@ -156,6 +156,12 @@ class Collector:
             "gen_ai_request_model",
             {(model,): histogram for model, histogram in metrics.per_token.items()},
         )
+        yield histograms(
+            "warmroute_stream_longest_gap_seconds",
+            "The longest silence between two reads of a stream",
+            "model",
+            {(model,): histogram for model, histogram in metrics.longest_gap.items()},
+        )
 
     def _process(self) -> Iterator[Metric]:
         readings = self._metrics.readings

@@ -32,6 +32,8 @@ FIRST_TOKEN_BOUNDS = (
 
 # The buckets of the GenAI conventions for the time per output token, with two more below: a busy GPU makes a token in 5 ms.
 PER_TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+# The longest silence inside a stream: from the pace of a fast worker to a decode that another's prefill holds back for seconds.
+GAP_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 # What the gateway itself takes: some 30 us for a small request without tokens, up to a second to tokenize a long cold one.
 GATEWAY_BOUNDS = (
     *(0.00005, 0.0001, 0.0002, 0.0005),

@@ -13,7 +13,7 @@ and all five are on ``/metrics``.
 import asyncio
 import enum
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from time import time
 from typing import Final
 
@@ -21,6 +21,7 @@ from gateway.telemetry.collector import Collector, Readings, Snapshot
 from gateway.telemetry.histogram import (
     DURATION_BOUNDS,
     FIRST_TOKEN_BOUNDS,
+    GAP_BOUNDS,
     GATEWAY_BOUNDS,
     PER_TOKEN_BOUNDS,
     Exemplar,
@@ -120,6 +121,7 @@ class Metrics:
         workers: sums over each worker's answers.
         decisions: by model, policy and reason.
         per_token: seconds per token after the first, one value per answer that said how many there were, by model.
+        longest_gap: seconds of the longest silence between two reads of a stream, one value per stream, by model.
         hyperpod: labels of the second set of names (`gateway.telemetry.hyperpod`); None: it is not shown.
         retries: by reason.
         refusals: answers that the gateway gave itself, without a worker, by error type.
@@ -137,6 +139,7 @@ class Metrics:
         "decisions",
         "hyperpod",
         "in_flight",
+        "longest_gap",
         "per_token",
         "readings",
         "refusals",
@@ -160,6 +163,7 @@ class Metrics:
         self.workers: dict[str, WorkerSeries] = {}
         self.decisions: dict[DecisionKey, DecisionSeries] = {}
         self.per_token: dict[str, Histogram] = {}
+        self.longest_gap: dict[str, Histogram] = {}
         self.hyperpod: Mapping[str, str] | None = None
         self.retries: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
@@ -260,10 +264,16 @@ class Metrics:
     def streamed(self, model: str, seconds: float, output_tokens: int) -> None:
         """Count the pace of a stream: `seconds` from its first byte to its end for `output_tokens` in all. One says nothing."""
         if output_tokens > 1:
-            histogram = self.per_token.get(model) or self._pace(model)
+            histogram = self.per_token.get(model) or self._of_model(self.per_token, model, PER_TOKEN_BOUNDS)
             pace = seconds / (output_tokens - 1)
             histogram.counts[bisect_left(PER_TOKEN_BOUNDS, pace)] += 1
             histogram.sum += pace
+
+    def paused(self, model: str, seconds: float) -> None:
+        """Count a stream by its longest silence between two reads."""
+        histogram = self.longest_gap.get(model) or self._of_model(self.longest_gap, model, GAP_BOUNDS)
+        histogram.counts[bisect_left(GAP_BOUNDS, seconds)] += 1
+        histogram.sum += seconds
 
     def attempt_ended(self, worker_id: str, error_type: str | None, first_byte: float | None = None) -> None:
         """Count one attempt on a worker.
@@ -335,8 +345,8 @@ class Metrics:
     def _worker(self, worker_id: str) -> WorkerSeries:
         return self.workers.setdefault(worker_id if worker_id in self._workers else UNKNOWN, WorkerSeries())
 
-    def _pace(self, model: str) -> Histogram:
-        return self.per_token.setdefault(model if model in self._models else UNKNOWN, Histogram(PER_TOKEN_BOUNDS))
+    def _of_model(self, histograms: dict[str, Histogram], model: str, bounds: Sequence[float]) -> Histogram:
+        return histograms.setdefault(model if model in self._models else UNKNOWN, Histogram(bounds))
 
     def _bounded_error(self, error_type: str) -> str:
         """`error_type`, or `OTHER` once there are too many. Rarely called: once per new series."""

@@ -49,6 +49,18 @@ class WorkerReading(Protocol):
         """Share of a full load it should take."""
 
     @property
+    def rate(self) -> float:
+        """Prompt tokens that it computes in a second, as learned."""
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that each prefill takes besides, as learned."""
+
+    @property
+    def hold(self) -> float:
+        """Mean seconds that a request holds a slot; 0 when not known."""
+
+    @property
     def capabilities(self) -> "CapabilitiesView":
         """What it can do."""
 
@@ -80,6 +92,9 @@ class WorkerRow(NamedTuple):
     weight: float
     slots: int | None
     ejections: int
+    rate: float
+    overhead: float
+    hold: float
 
 
 class AnswersRow(NamedTuple):
@@ -135,6 +150,9 @@ def worker_rows(
             worker.weight,
             worker.capabilities.slots,
             ejections.get(worker.id, 0),
+            worker.rate,
+            worker.overhead,
+            worker.hold,
         )
         for model, worker in workers
     ]
@@ -177,6 +195,17 @@ _GAUGES: tuple[tuple[str, str, Callable[[WorkerRow], float | None]], ...] = (
         "warmroute_worker_slots_used",
         "Of those, the ones that our requests take",
         lambda row: None if row.slots is None else min(row.slots, row.in_flight),
+    ),
+    ("warmroute_worker_prefill_rate", "Prompt tokens that it computes in a second, as learned", lambda row: row.rate),
+    (
+        "warmroute_worker_prefill_overhead_seconds",
+        "What each prefill takes besides its tokens, as learned",
+        lambda row: row.overhead,
+    ),
+    (
+        "warmroute_worker_slot_hold_seconds",
+        "How long a request holds a slot in the mean, once known",
+        lambda row: row.hold or None,
     ),
 )
 _ANSWERS: tuple[tuple[str, str, Callable[[AnswersRow], int]], ...] = (

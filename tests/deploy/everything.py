@@ -25,6 +25,9 @@ class Reading:
     pending: int = 1
     pending_tokens: int = 1000
     weight: float = 1.0
+    rate: float = 5000.0
+    overhead: float = 0.02
+    hold: float = 3.0
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(slots=8))
 
 
@@ -39,6 +42,7 @@ def everything(hyperpod=None):
     metrics.attempt_ended("w1", "upstream_connect")
     metrics.answered("w1", 1000, 512, 50)
     metrics.streamed("m", 1.0, 50)
+    metrics.paused("m", 0.2)
     metrics.retry("upstream_connect")
     metrics.refused("model_not_found")
     metrics.hyperpod = hyperpod

@@ -235,6 +235,9 @@ class Reading:
     weight: float = 1.0
     pending: int = 0
     pending_tokens: int = 0
+    rate: float = 5000.0
+    overhead: float = 0.02
+    hold: float = 0.0
     capabilities: Capabilities = field(default_factory=Capabilities)
 
 

@@ -29,6 +29,9 @@ class Reading:
     pending: int = 0
     pending_tokens: int = 0
     weight: float = 1.0
+    rate: float = 5000.0
+    overhead: float = 0.02
+    hold: float = 0.0
     capabilities: Capabilities = field(default_factory=Capabilities)
 
 
@@ -217,6 +220,21 @@ def test_the_pace_of_a_stream_leaves_its_first_token_out(metrics):
     metrics.streamed("m", 0.0, 0)
     assert samples(metrics, "gen_ai_server_time_per_output_token_seconds_count") == {("m",): 1}
     assert samples(metrics, "gen_ai_server_time_per_output_token_seconds_sum") == {("m",): 0.1}
+
+
+def test_a_stream_is_counted_by_its_longest_silence(metrics):
+    metrics.paused("m", 0.03)
+    metrics.paused("m", 4.0)
+    buckets = samples(metrics, "warmroute_stream_longest_gap_seconds_bucket")
+    assert buckets["0.05", "m"] == 1
+    assert buckets["5.0", "m"] == 2
+
+
+def test_what_was_learned_of_a_worker_is_shown_and_its_hold_once_it_is_known(metrics):
+    fleet(metrics, Reading("w1"), Reading("w2", rate=900.0, overhead=0.5, hold=4.0))
+    assert samples(metrics, "warmroute_worker_prefill_rate") == {("m", "w1"): 5000.0, ("m", "w2"): 900.0}
+    assert samples(metrics, "warmroute_worker_prefill_overhead_seconds") == {("m", "w1"): 0.02, ("m", "w2"): 0.5}
+    assert samples(metrics, "warmroute_worker_slot_hold_seconds") == {("m", "w2"): 4.0}
 
 
 # exemplars
