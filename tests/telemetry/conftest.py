@@ -1,4 +1,5 @@
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,11 +9,76 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from backends.vllm import VLLMDriver
 from gateway.config.schema import Telemetry, Traces
 from gateway.fleet.worker import Worker
+from gateway.telemetry.metrics import Outcome
+from gateway.telemetry.record import Attempt, Decided, RequestRecord, loads_of
+from policies.base import NO_MATCH, Candidate, RouteRequest
+from policies.registry import Registry
 
 
 @pytest.fixture
 def worker():
     return Worker(url="http://127.0.0.1:9001/base", driver=VLLMDriver(), model="m", worker_id="w1")
+
+
+@pytest.fixture
+def finished(worker):
+    """Makes the record of a request that began `ago` seconds before now, each of whose attempts took a tenth of a second."""
+
+    def make(trace=None, attempts=({},), *, ago=10.0, **more):
+        start = time.monotonic() - ago
+        tried = [
+            Attempt(one.pop("worker", worker), start + 0.01 + 0.1 * number, seconds=0.1, **one)
+            for number, one in enumerate(dict(each) for each in attempts)
+        ]
+        values = {
+            "request_id": b"r-1",
+            "trace": trace,
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "model": "m",
+            "policy": "leastload",
+            "stream": False,
+            "start": start,
+            "read": start + 0.001,
+            "tokenized": 0.0,
+            "queued": 0.0,
+            "first_byte": 0.0,
+            "end": start + 1.0,
+            "prompt_tokens": 0,
+            "how": None,
+            "why": "",
+            "prompt_seconds": 0.0,
+            "off_loop": False,
+            "decisions": [],
+            "attempts": tried,
+            "gaps": None,
+            "usage": None,
+            "bytes_in": 0,
+            "bytes_out": 0,
+            "status": 200,
+            "outcome": Outcome.COMPLETED,
+            "error_type": None,
+            "error_message": None,
+        }
+        return RequestRecord(**values | more)
+
+    return make
+
+
+@pytest.fixture
+def decided():
+    """Decides with a policy among workers, and notes it as the proxy does."""
+
+    def make(workers, policy="leastload", prompt_tokens=0, matches=(), sections=None):
+        made = Registry.default().build(policy, sections or {})
+        held = dict(matches)
+        candidates = [Candidate(each, held.get(each.id, NO_MATCH)) for each in workers]
+        request = RouteRequest(model="m", path="/v1/chat/completions", prompt_tokens=prompt_tokens)
+        request.now = now = time.monotonic()
+        decision = made.decide(request, candidates)
+        return Decided(made, request, candidates, loads_of(candidates), decision, now, 0.001)
+
+    return make
 
 
 @dataclass

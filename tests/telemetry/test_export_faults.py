@@ -11,6 +11,7 @@ import structlog
 
 from gateway.telemetry.export import BoundedProcessor, FileExporter, exporter_for
 from gateway.telemetry.metrics import Outcome
+from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.recording import Recorder
 from gateway.telemetry.spans import Tracing
 
@@ -28,12 +29,20 @@ def tracing_with(telemetry, exporter=None, **bounds):
     return Tracing(telemetry.traces, Recorder("gw", processor))
 
 
+def refused(trace):
+    """The record of a request that asked no worker: one span."""
+    marks = (1.0, 1.0, 0.0, 0.0, 0.0, 2.0)
+    prompt = (0, None, "", 0.0, False)
+    end = ([], [], None, None, 0, 0, 404, Outcome.COMPLETED, "model_not_found", "no such model")
+    return RequestRecord(b"r", trace, "POST", PATH, "", "", False, *marks, *prompt, *end)
+
+
 def spans(tracing, count):
     """Make spans; the longest that the caller was held up, in seconds."""
     longest = 0.0
     for _ in range(count):
         before = time.perf_counter()
-        tracing.server_span("POST", PATH, {}).end(200, Outcome.COMPLETED, None)
+        tracing.ended(refused(tracing.begin({})))
         longest = max(longest, time.perf_counter() - before)
     return longest
 
@@ -140,7 +149,11 @@ async def test_a_process_ends_in_time_though_its_collector_hangs(otlp, collector
         "from gateway.telemetry.spans import Tracing\n"
         "traces = Traces(exporter='otlp', endpoint=sys.argv[1], sample=1.0)\n"
         "tracing = Tracing.from_config(Telemetry(traces=traces))\n"
-        "tracing.server_span('POST', '/v1/completions', {}).end(200, 'completed', None)\n"
+        "from gateway.telemetry.record import RequestRecord\n"
+        "marks = (1.0, 1.0, 0.0, 0.0, 0.0, 2.0)\n"
+        "prompt = (0, None, '', 0.0, False)\n"
+        "tracing.ended(RequestRecord(b'r', tracing.begin({}), 'POST', '/v1/completions', 'm', 'p', False, *marks,\n"
+        "    *prompt, [], [], None, None, 0, 0, 200, 'completed', None, None))\n"
         "print('up', flush=True)\n"
         "sys.stdin.readline()\n"
         "tracing.shutdown()\n"
