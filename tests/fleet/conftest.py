@@ -40,6 +40,7 @@ class ToldWorker:
         self.status = 200
         self.headers = {}
         self.cards = {"object": "list", "data": [{"id": "m", "object": "model", "created": 7, "owned_by": "vllm"}]}
+        self.pages = {}
         self.asked = []
         self.authorizations = []
         self.port = 0
@@ -78,6 +79,8 @@ class ToldWorker:
         self._news.set()
         if request.path == "/v1/models":
             return web.json_response(self.cards)
+        if request.path in self.pages:
+            return web.Response(text=self.pages[request.path])
         if self.status is None:
             await self._stopped.wait()
             return web.Response(status=500)
