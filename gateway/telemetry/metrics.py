@@ -317,7 +317,7 @@ class Metrics:
     async def scrape(self, accept: str | None) -> tuple[bytes, str]:
         """`render`, with the text made in a thread.
 
-        With 1,000 workers the text takes some 50 ms and the snapshot 15 ms (`bench/telemetry.py`): streams would stand
+        With 1,000 workers the text takes 0.1 s and more, the snapshot some 2 ms (`bench/telemetry.py`): streams would stand
         still for the text, the snapshot must be of one moment.
         """
         return await asyncio.to_thread(self._collector.snapshot().render, accept)
