@@ -104,3 +104,20 @@ def _plain(value: Any, length: int) -> bytes | None:
     if isinstance(value, list) and value and isinstance(value[0], int):
         return repr(value[:length]).encode()
     return None
+
+
+def wanted_tokens(request: RouteRequest) -> int:
+    """How many tokens of an answer the request wants room for: the largest limit that its body names; 0 when none."""
+    body = request.body
+    most = 0
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        value = body.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > most:
+            most = value
+    return most
+
+
+def adapter_of(request: RouteRequest) -> str:
+    """The LoRA adapter that the body's `model` may name: empty when that is the fleet's own name or no text."""
+    model = request.body.get("model")
+    return model if isinstance(model, str) and model != request.model else ""

@@ -101,6 +101,24 @@ def lmetric() -> Recipe:
     return Recipe(scorers=(Step("lmetric", parameters={"without_prompt": "load"}),))
 
 
-def ttft() -> Recipe:
-    """Where the first token is predicted soonest at the least cost to the others."""
-    return Recipe(scorers=(Step("ttft"),))
+def ttft(
+    *,
+    congestion_price: float = CONGESTION_PRICE,
+    occupancy: float = OCCUPANCY,
+    assumed_slots: int = ASSUMED_SLOTS,
+) -> Recipe:
+    """Where the first token comes soonest at the least cost to the others, by the workers' KV events; the default."""
+    parameters = {"congestion_price": congestion_price, "occupancy": occupancy, "assumed_slots": assumed_slots}
+    filters = (
+        *Recipe(scorers=()).filters,
+        Step("fits-context", parameters={"refuse": False}),  # a worker says best what is too long
+        Step("prefix-bucket-cap"),
+        Step("role"),
+        Step("lora"),
+    )
+    return Recipe(filters=filters, scorers=(Step("ttft", parameters=parameters),))
+
+
+def dynamo_cost(*, prefill_load_scale: float = 1.0) -> Recipe:
+    """The cost function of NVIDIA Dynamo's KV router, for comparison."""
+    return Recipe(scorers=(Step("dynamo-cost", parameters={"prefill_load_scale": prefill_load_scale}),))

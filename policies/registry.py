@@ -9,22 +9,35 @@ from typing import Any, Final, Literal, Protocol
 
 from policies import presets
 from policies.base import Filter, Picker, Scorer
+from policies.filters.fits_context import FitsContext
+from policies.filters.has_slot import HasSlot
 from policies.filters.healthy import Healthy
+from policies.filters.lora import Lora
 from policies.filters.model import Model
+from policies.filters.prefix_bucket_cap import PrefixBucketCap
+from policies.filters.role import Role
 from policies.filters.untried import Untried
 from policies.parameters import PolicyError, Where, construct, nearest
 from policies.pickers.lowest_cost import LowestCost
 from policies.pickers.power_of_two import PowerOfTwo
 from policies.pipeline import Pipeline
 from policies.presets import Recipe
+from policies.scorers.dynamo_cost import DynamoCost
 from policies.scorers.in_flight import InFlight
 from policies.scorers.in_flight_tokens import InFlightTokens
+from policies.scorers.kv_pressure import KvPressure
 from policies.scorers.lmetric import LMetric
+from policies.scorers.lora_affinity import LoraAffinity
+from policies.scorers.lru import Lru
+from policies.scorers.predicted_latency import PredictedLatency
 from policies.scorers.prefill_cost import PrefillCost
 from policies.scorers.prefix_hash import PrefixHash
 from policies.scorers.prefix_match import PrefixMatch
+from policies.scorers.queue import Queue
 from policies.scorers.round_robin import RoundRobin
+from policies.scorers.running_requests import RunningRequests
 from policies.scorers.session import Session
+from policies.scorers.tier_weighted_match import TierWeightedMatch
 from policies.scorers.ttft import Ttft
 from policies.scorers.uncached_tokens import UncachedTokens
 from policies.scorers.uniform import Uniform
@@ -36,6 +49,49 @@ Kind = Literal["filter", "scorer", "picker"]
 
 PROTOCOLS: Final[Mapping[Kind, type]] = {"filter": Filter, "scorer": Scorer, "picker": Picker}
 """What each kind must be able to do."""
+
+
+BUILT_IN: Final[Mapping[tuple[Kind, str], Callable[..., Any]]] = {
+    ("filter", "healthy"): Healthy,
+    ("filter", "model"): Model,
+    ("filter", "untried"): Untried,
+    ("filter", "fits-context"): FitsContext,
+    ("filter", "prefix-bucket-cap"): PrefixBucketCap,
+    ("filter", "has-slot"): HasSlot,
+    ("filter", "role"): Role,
+    ("filter", "lora"): Lora,
+    ("scorer", "dynamo-cost"): DynamoCost,
+    ("scorer", "in-flight"): InFlight,
+    ("scorer", "in-flight-tokens"): InFlightTokens,
+    ("scorer", "kv-pressure"): KvPressure,
+    ("scorer", "lmetric"): LMetric,
+    ("scorer", "lora-affinity"): LoraAffinity,
+    ("scorer", "lru"): Lru,
+    ("scorer", "predicted-latency"): PredictedLatency,
+    ("scorer", "prefill-cost"): PrefillCost,
+    ("scorer", "prefix-hash"): PrefixHash,
+    ("scorer", "prefix-match"): PrefixMatch,
+    ("scorer", "queue"): Queue,
+    ("scorer", "random"): Uniform,
+    ("scorer", "round-robin"): RoundRobin,
+    ("scorer", "running-requests"): RunningRequests,
+    ("scorer", "session"): Session,
+    ("scorer", "tier-weighted-match"): TierWeightedMatch,
+    ("scorer", "ttft"): Ttft,
+    ("scorer", "uncached-tokens"): UncachedTokens,
+    ("picker", "lowest-cost"): LowestCost,
+    ("picker", "power-of-two"): PowerOfTwo,
+}
+"""Every step that is there without being registered, by kind and name."""
+
+ALIASES: Final[Mapping[tuple[Kind, str], str]] = {
+    ("scorer", "kvCache"): "kv-pressure",
+    ("scorer", "loraAffinity"): "lora-affinity",
+    ("scorer", "predictedLatency"): "predicted-latency",
+    ("scorer", "prefix"): "tier-weighted-match",
+    ("scorer", "runningRequests"): "running-requests",
+}
+"""Weight names of the HyperPod Inference Gateway, where they differ from ours; its `queue` and `lru` are called the same here."""
 
 
 class StepSection(Protocol):
@@ -94,22 +150,8 @@ class Registry:
     def default(cls) -> "Registry":
         """A new registry with everything that is built in."""
         registry = cls()
-        registry.register("filter", "healthy", Healthy)
-        registry.register("filter", "model", Model)
-        registry.register("filter", "untried", Untried)
-        registry.register("scorer", "in-flight", InFlight)
-        registry.register("scorer", "in-flight-tokens", InFlightTokens)
-        registry.register("scorer", "lmetric", LMetric)
-        registry.register("scorer", "prefill-cost", PrefillCost)
-        registry.register("scorer", "prefix-hash", PrefixHash)
-        registry.register("scorer", "prefix-match", PrefixMatch)
-        registry.register("scorer", "random", Uniform)
-        registry.register("scorer", "round-robin", RoundRobin)
-        registry.register("scorer", "session", Session)
-        registry.register("scorer", "ttft", Ttft)
-        registry.register("scorer", "uncached-tokens", UncachedTokens)
-        registry.register("picker", "lowest-cost", LowestCost)
-        registry.register("picker", "power-of-two", PowerOfTwo)
+        for (kind, name), factory in BUILT_IN.items():
+            registry.register(kind, name, factory)
         registry.register_preset("roundrobin", presets.round_robin)
         registry.register_preset("leastload", presets.least_load)
         registry.register_preset("p2c", presets.p2c)
@@ -119,6 +161,7 @@ class Registry:
         registry.register_preset("kvaware", presets.kv_aware)
         registry.register_preset("lmetric", presets.lmetric)
         registry.register_preset("ttft", presets.ttft)
+        registry.register_preset("dynamo-cost", presets.dynamo_cost)
         return registry
 
     def register(self, kind: Kind, name: str, factory: Callable[..., Any]) -> None:
@@ -236,7 +279,8 @@ class Registry:
 
     def _factory(self, kind: Kind, type_name: str, where: Where) -> Callable[..., Any]:
         """What builds steps of this type."""
-        factory = self._factories[kind].get(type_name)
+        factories = self._factories[kind]
+        factory = factories.get(type_name) or factories.get(ALIASES.get((kind, type_name), ""))
         if factory is None and ":" in type_name:
             factory = _imported(type_name, where)
         elif factory is None:
