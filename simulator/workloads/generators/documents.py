@@ -34,14 +34,14 @@ def documents(
     Args:
         seed: of all that is by chance.
         documents: how many.
-        document_tokens: mean length of one.
+        document_tokens: length of each.
         readers: how many conversations.
         rate: conversations begun per second.
         questions: in each conversation; the prompt of one holds the document and all before it.
         question_tokens: mean length of a question.
         output_tokens: mean length of an answer.
         system_tokens: length of the system prompt before all documents.
-        variation: standard deviation divided by mean, of documents, questions and answers.
+        variation: standard deviation divided by mean, of questions and answers.
         skew: the n-th document is chosen 1/n**skew times as often as the first; 0: all equally.
         think: mean seconds (exponential) from the end of an answer to the next question.
         block_tokens: tokens per content id.
@@ -64,7 +64,7 @@ def documents(
     random = Random(seed)
     ids = Ids()
     system = Text(ids, block_tokens).grown(system_tokens)
-    shelf = [system.grown(length(random, document_tokens, variation)) for _ in range(documents)]
+    shelf = [system.grown(document_tokens) for _ in range(documents)]
     weights = zipf(documents, skew)
     requests: list[WorkRequest] = []
     for reader, start in enumerate(poisson(random, rate, readers)):

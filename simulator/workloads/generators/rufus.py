@@ -17,8 +17,8 @@ from simulator.workloads.workload import Workload, WorkRequest
 def rufus(
     *,
     seed: int = 0,
-    shoppers: int = 600,
-    rate: float = 2.0,
+    shoppers: int = 300,
+    rate: float = 0.5,
     questions: int = 3,
     planner_tokens: int = 1500,
     plan_tokens: int = 60,
