@@ -1,6 +1,8 @@
 """How many tokens caches could have spared at best: one cache of the fleet's size, and one without limits."""
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from itertools import repeat
 
 from simulator.fleet.keys import RequestKeys
 
@@ -37,17 +39,14 @@ class Bounds:
         held = _leading(hashes, limit, ever)
         self.infinite += self._block_size * held
         ever.update(hashes[held : keys.known])
-        # Last block first: a prefix is worth more than what continues it.
-        for key in reversed(hashes):
-            lru[key] = None
-            lru.move_to_end(key)
+        # Last block first: a prefix is worth more than what continues it. All in C, for there may be millions of blocks.
+        backward = hashes[::-1]
+        deque(map(lru.pop, backward, repeat(None)), maxlen=0)
+        lru.update(dict.fromkeys(backward))
         for _ in range(len(lru) - self._capacity):
             lru.popitem(last=False)
 
 
 def _leading(hashes: list[int], limit: int, cache: OrderedDict[int, None] | set[int]) -> int:
-    """How many of the first `limit` are in `cache`, without a gap."""
-    for index in range(limit):
-        if hashes[index] not in cache:
-            return index
-    return limit
+    """How many of the first `limit` are in `cache`, which always holds all that comes before what it holds."""
+    return bisect_left(hashes, True, 0, limit, key=lambda key: key not in cache)
