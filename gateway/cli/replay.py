@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.cli.running import complain
+from gateway.config.schema import DEFAULT_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,16 +21,16 @@ _DESCRIPTION = """\
 Try policies on your own traffic before production does: hours of it through the very policies, prefix map and
 load counters of the gateway, against simulated workers, in seconds.
 
-  warmroute replay trace.jsonl --format mooncake --policy roundrobin --policy kvaware --workers 8
+  warmroute replay trace.jsonl --format mooncake --policy roundrobin --policy ttft --workers 8
   warmroute replay requests.jsonl --format warmroute --profile trn2-70b --html report.html   (the gateway's own request log)
-  warmroute replay --generate chat --set users=200 --policy session --policy kvaware
+  warmroute replay --generate chat --set users=200 --policy session --policy ttft
 """
 _EPILOG = """\
 Without --profile the workers are those of the explicit numbers: one prefill at a time, first come first served, no
 buckets. With --profile, each number given takes the place of the profile's.
 Exit status: 0 when all was replayed, 2 for wrong use or a file that cannot be read (with its line).
 """
-_DEFAULT_POLICIES: Final = ("roundrobin", "leastload", "kvaware")
+_DEFAULT_POLICIES: Final = ("roundrobin", "leastload", DEFAULT_POLICY)
 _COLUMNS: Final = (
     ("hit_rate", "hit rate", "{:.3f}"),
     ("ttft_mean_s", "TTFT mean", "{:.3f} s"),
