@@ -4,6 +4,7 @@ A record is immutable. `WorkerCapabilities.of` makes the first one from the conf
 the next ones from a reload and from what the worker tells. Whoever holds the worker replaces its record.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import MappingProxyType
@@ -180,11 +181,11 @@ class WorkerCapabilities:
 
     def padded(self, uncached: int) -> int:
         """Tokens that the device computes for so many uncached ones, all chunks together."""
-        profile = self.profile
-        if not profile.prefill_buckets:
+        buckets = self.profile.prefill_buckets
+        if not buckets:
             return uncached
-        whole, rest = divmod(uncached, profile.prefill_buckets[-1])
-        return whole * profile.prefill_buckets[-1] + (profile.pad(rest) if rest else 0)
+        whole, rest = divmod(uncached, buckets[-1])
+        return whole * buckets[-1] + (buckets[bisect_left(buckets, rest)] if rest else 0)
 
     def credit(self, tokens: int, held: int) -> int:
         """How many of `held` cached tokens a prefill of `tokens` tokens really saves; see `Profile.credit`."""
