@@ -49,7 +49,7 @@ def side_by_side(
     """
     own = sections or {}
     total = len(policies) * len(workload.requests)
-    jobs = min(len(policies), jobs or len(os.sched_getaffinity(0)))
+    jobs = min(len(policies), jobs or _cores())
     if jobs > 1:
         return _in_processes(workload, options, policies, own, jobs, progress)
     results = []
@@ -59,6 +59,13 @@ def side_by_side(
             report = None if progress is None else _shifted(progress, before, total)
             results.append(_timed(workload, options, policy, own, report))
     return results
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _in_processes(

@@ -118,3 +118,14 @@ def test_options_out_of_bounds_are_refused(trace, option):
     with pytest.raises(SystemExit) as ended:
         main(["replay", str(trace), "--format", "mooncake", *option.split()])
     assert ended.value.code == 2
+
+
+def test_progress_is_shown_on_a_terminal_only_and_taken_away(trace, capsys, monkeypatch):
+    command = ["replay", str(trace), "--format", "mooncake", "--policy", "roundrobin", "--jobs", "1"]
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(command) == 0
+    shown = capsys.readouterr().err
+    assert "20 of 20 requests" in shown
+    assert shown.endswith("\r\x1b[K")
