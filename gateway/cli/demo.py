@@ -145,7 +145,7 @@ def _config(arguments: argparse.Namespace, base: "Config | None", workers: "Sequ
     from gateway.config.schema import Capabilities, Config, Model, Worker  # noqa: PLC0415
     from simulator.tokenizer import DATA  # noqa: PLC0415
 
-    policy = base.models[0].policy if base is not None and base.models else "kvaware"
+    policy = base.models[0].policy if base is not None and base.models else "ttft"
     model = Model(
         name=_MODEL,
         aliases=_ALIASES,

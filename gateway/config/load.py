@@ -12,7 +12,7 @@ import msgspec
 
 from backends.registry import DRIVERS
 from gateway.config.checks import Checker
-from gateway.config.policies import PolicyCheck, registry_check, usable_part
+from gateway.config.policies import PolicyCheck, registry_check, usable_part, used_policies
 from gateway.config.problems import NOWHERE, ConfigError, Mark, Problem, Where, format_path
 from gateway.config.schema import PROFILES, Config
 from gateway.config.source import MAX_BYTES, Source
@@ -120,8 +120,8 @@ def _check_policies(data: dict[str, Any], checker: Checker, known_policies: Poli
     uses: dict[str, list[Where]] = {}
     models = data.get("models")
     for index, model in enumerate(models if isinstance(models, list) else ()):
-        if isinstance(model, dict) and isinstance(name := model.get("policy", "leastload"), str):
-            uses.setdefault(name, []).append(("models", index, "policy"))
+        for name, where in used_policies(model):
+            uses.setdefault(name, []).append(("models", index, *where))
     sections = data.get("policies", {})
     if not isinstance(sections, dict):
         return

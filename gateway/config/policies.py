@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.problems import Where
-from gateway.config.schema import Policy, Step
+from gateway.config.schema import DEFAULT_POLICY, Policy, Step
 from policies.registry import PolicyError, Registry
 
 PolicyCheck = Callable[[Mapping[str, Policy], Collection[str]], Iterable[tuple[Where, str]]]
@@ -33,6 +33,20 @@ def registry_check(registry: Registry) -> PolicyCheck:
                 yield from _problems(registry, name, dict(sections))
 
     return check
+
+
+def used_policies(model: Any) -> Iterator[tuple[str, Where]]:
+    """The policies that a model's data names, each with its place in there; what is no text is somebody else's complaint."""
+    if not isinstance(model, dict):
+        return
+    places: list[tuple[Any, Where]] = [(model.get("policy", DEFAULT_POLICY), ("policy",))]
+    stages = model.get("stage_policies")
+    if isinstance(stages, dict):
+        places += [(name, ("stage_policies", stage)) for stage, name in stages.items()]
+    choice = model.get("policy_choice")
+    if isinstance(choice, dict) and isinstance(allowed := choice.get("allowed"), list):
+        places += [(name, ("policy_choice", "allowed", index)) for index, name in enumerate(allowed)]
+    yield from ((name, where) for name, where in places if isinstance(name, str))
 
 
 def usable_part(section: Any, invalid: object) -> Policy | None:

@@ -21,6 +21,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 PROFILES = tuple(profiles.PROFILES)
 """Names of the built-in capability profiles; the simulator has an engine for each."""
+DEFAULT_POLICY = "ttft"
+"""Of a model that names none."""
 
 REDACTED = "<redacted>"
 """What is shown in place of a secret."""
@@ -264,6 +266,15 @@ class Worker(Struct, frozen=True, kw_only=True):
     """For memories whose removals it never reports: when to forget what is there."""
 
 
+class PolicyChoice(Struct, frozen=True, kw_only=True):
+    """Clients may name the policy of a request in a header; what they name must be allowed here."""
+
+    header: Name = "x-warmroute-policy"
+    """The header field. A request without it goes by the model's policy; one that names anything else is answered 400."""
+    allowed: tuple[Name, ...]
+    """Presets, or names under `policies`."""
+
+
 class Model(Struct, frozen=True, kw_only=True):
     """A fleet: the workers that serve one model."""
 
@@ -271,8 +282,12 @@ class Model(Struct, frozen=True, kw_only=True):
     """What clients ask for and what the workers call it; unique in the file, with all aliases."""
     aliases: tuple[Name, ...] = ()
     """Other names that clients may use; rewritten to `name` on the way out."""
-    policy: Name = "leastload"
-    """Who chooses the worker: a preset (kvaware, prefixaware, lmetric, leastload, p2c, roundrobin, session, chwbl) or a name under `policies`."""
+    policy: Name = DEFAULT_POLICY
+    """Who chooses the worker: a preset (ttft, kvaware, prefixaware, lmetric, dynamo-cost, leastload, p2c, roundrobin, session, chwbl) or a name under `policies`."""
+    stage_policies: dict[Name, Name] = {}
+    """Other policies for some stages, by the stage's name."""
+    policy_choice: PolicyChoice | None = None
+    """Lets clients choose among policies, request by request."""
     workers: tuple[Worker, ...]
     """At least one."""
     tokenizer: str | None = None
@@ -306,7 +321,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Filters, then scorers, then a picker; or a preset with other parameters than its defaults."""
 
     preset: Name | None = None
-    """A preset (kvaware, prefixaware, lmetric, leastload, p2c, roundrobin, session, chwbl) instead of steps."""
+    """A preset (ttft, kvaware, prefixaware, lmetric, dynamo-cost, leastload, p2c, roundrobin, session, chwbl) instead of steps."""
     parameters: dict[str, Any] = {}
     """The preset's parameters."""
     filters: tuple[Step, ...] = ()

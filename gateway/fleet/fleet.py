@@ -6,12 +6,15 @@ everything they know, and the caller swaps one reference; requests in flight go 
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
 
 from backends.registry import driver_named
 from gateway.config.schema import Config, Health, Model, Retries, Timeouts
+from gateway.errors import GatewayError, Source
 from gateway.fleet.worker import Worker, WorkerState
-from policies.base import Policy
+from policies.base import Knowledge, Policy, knowledge_of
 
 PolicyBuilder = Callable[[str], Policy]
 """Builds the policy that the configuration calls by this name: a section of `policies`, or a preset."""
@@ -25,28 +28,48 @@ class Fleet:
         aliases: other names that clients may use.
         policy_name: what the configuration calls the policy.
         policy: chooses among `candidates`. Each fleet has its own.
+        policies: that one and all others that stages or clients may want (`policy_for`), by name.
+        choice: what clients may choose from, and in which header field (lower case); None: nothing.
+        stage_policies: names of other policies, by stage.
         workers: in the order of the configuration.
         candidates: the workers' own persistent candidates, in the same order.
         timeouts, retries, health: this model's sections, or the top-level ones.
     """
 
-    __slots__ = ("aliases", "candidates", "health", "name", "policy", "policy_name", "retries", "timeouts", "workers")
+    __slots__ = (
+        "aliases",
+        "candidates",
+        "choice",
+        "health",
+        "name",
+        "policies",
+        "policy",
+        "policy_name",
+        "retries",
+        "stage_policies",
+        "timeouts",
+        "workers",
+    )
 
     def __init__(
         self,
         model: Model,
         *,
         workers: list[Worker],
-        policy: Policy,
+        policies: Mapping[str, Policy],
         timeouts: Timeouts,
         retries: Retries,
         health: Health,
     ) -> None:
-        """The last three are the top-level sections, used where `model` has none of its own."""
+        """The last three are the top-level sections, used where `model` has none of its own. `policies`: see `policies_of`."""
         self.name = model.name
         self.aliases = model.aliases
         self.policy_name = model.policy
-        self.policy = policy
+        self.policy = policies[model.policy]
+        self.policies = policies
+        choice = model.policy_choice
+        self.choice = choice and msgspec.structs.replace(choice, header=choice.header.lower())
+        self.stage_policies = model.stage_policies
         self.workers = workers
         self.candidates = [worker.candidate for worker in workers]
         self.timeouts = model.timeouts or timeouts
@@ -55,6 +78,34 @@ class Fleet:
 
     def __repr__(self) -> str:
         return f"<Fleet {self.name} workers={len(self.workers)}>"
+
+    def policy_for(self, headers: Mapping[str, str], stage: str | None = None) -> Policy:
+        """The policy of a request: what its header names, if clients may choose, else its stage's, else the model's.
+
+        Raises:
+            GatewayError: 400, the header names a policy that is not allowed.
+        """
+        choice = self.choice
+        if choice is not None and (name := headers.get(choice.header)):
+            if name not in choice.allowed:
+                raise GatewayError(
+                    400,
+                    "unknown_policy",
+                    f"{choice.header} names no policy that may be chosen here; there are: {', '.join(choice.allowed)}.",
+                    source=Source.CLIENT,
+                    api_type="invalid_request_error",
+                    param=choice.header,
+                )
+            return self.policies[name]
+        if stage is not None and self.stage_policies:
+            return self.policies[self.stage_policies.get(stage, self.policy_name)]
+        return self.policy
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What matches must come from so that each of its policies finds what it wants."""
+        wanted = {knowledge_of(policy) for policy in self.policies.values()}
+        return "events" if "events" in wanted else "history" if "history" in wanted else "none"
 
     @property
     def ready(self) -> int:
@@ -112,7 +163,10 @@ class Fleets:
             Exception: whatever `build_policy` raises.
         """
         build = build_policy or self._build_policy
-        policies = [self._kept_policy(config, model) or build(model.policy) for model in config.models]
+        policies = [
+            {name: self._kept_policy(config, model, name) or build(name) for name in policies_of(model)}
+            for model in config.models
+        ]
         drivers = {name: driver_named(name) for name in {w.driver for model in config.models for w in model.workers}}
 
         pool = _Pool(self)
@@ -129,12 +183,12 @@ class Fleets:
             Fleet(
                 model,
                 workers=workers,
-                policy=policy,
+                policies=built,
                 timeouts=config.timeouts,
                 retries=config.retries,
                 health=config.health,
             )
-            for model, workers, policy in zip(config.models, members, policies, strict=True)
+            for model, workers, built in zip(config.models, members, policies, strict=True)
         ]
         departed = [worker for worker in self.departed if worker.in_flight]
         for worker in pool.rest():
@@ -168,13 +222,18 @@ class Fleets:
         for fleet in self:
             yield from fleet.workers
 
-    def _kept_policy(self, config: Config, model: Model) -> Policy | None:
-        """The policy object that `model` had, if its configuration is the same."""
+    def _kept_policy(self, config: Config, model: Model, name: str) -> Policy | None:
+        """The policy object of this name that `model` had, if its configuration is the same."""
         fleet = self._fleets.get(model.name)
-        if fleet is None or fleet.policy_name != model.policy:
+        if fleet is None or self.config.policies.get(name) != config.policies.get(name):
             return None
-        same = self.config.policies.get(model.policy) == config.policies.get(model.policy)
-        return fleet.policy if same else None
+        return fleet.policies.get(name)
+
+
+def policies_of(model: Model) -> list[str]:
+    """The names of all policies that requests of `model` may go by, its own first, each once."""
+    allowed = model.policy_choice.allowed if model.policy_choice is not None else ()
+    return list(dict.fromkeys((model.policy, *model.stage_policies.values(), *allowed)))
 
 
 class _Pool:

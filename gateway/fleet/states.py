@@ -227,6 +227,8 @@ class Life:
             if row.cause is Cause.REQUESTS:
                 seconds = min(self.rules.ejection.base * self.strikes, self.rules.ejection.max)
                 self.until = now + seconds
+        if row.after is WorkerState.READY and (before is WorkerState.WARMING or self.cause is Cause.CHECKS):
+            self.worker.restarted()  # it did not answer its checks: it may well be another process now
         self.cause = row.cause
         self.since = now
         self.failures = 0

@@ -8,7 +8,7 @@ workers compute prompts first come, first served.
 import enum
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -173,10 +173,17 @@ class Worker:
         if start != self._calibration.start:
             self._learn_anew(*start)
 
-    # With a getter in C: policies read it for every candidate.
-    capabilities: WorkerCapabilities = cast(
-        "Any", property(attrgetter("_capabilities"), _replace_capabilities, doc="What it can do; replaced as a whole.")
-    )
+    if TYPE_CHECKING:
+
+        @property
+        def capabilities(self) -> WorkerCapabilities:
+            """What it can do; replaced as a whole."""
+
+        @capabilities.setter
+        def capabilities(self, capabilities: WorkerCapabilities) -> None: ...
+
+    else:  # with a getter in C: policies read it for every candidate
+        capabilities = property(attrgetter("_capabilities"), _replace_capabilities, doc="What it can do.")
 
     @property
     def calibration(self) -> Calibration:

@@ -204,8 +204,8 @@ class Proxy:
     def _decide(
         self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
     ) -> Decision | None:
-        """Ask the policy, and keep what it takes to say later why it answered so."""
-        policy = fleet.policy
+        """Ask the policy of this request, and keep what it takes to say later why it answered so."""
+        policy = fleet.policy_for(request.headers)
         request.now = now = monotonic()
         decision = policy.decide(request, candidates)
         done = monotonic()

@@ -17,7 +17,7 @@ from gateway.prefix.feed_status import FeedStatus, sentences
 from gateway.prefix.pump import Pump
 from gateway.prefix.worker_feed import Parts, WorkerFeed
 from gateway.tasks import TaskGroup
-from policies.base import NO_MATCH, Match, knowledge_of
+from policies.base import NO_MATCH, Match
 
 if TYPE_CHECKING:
     import aiohttp
@@ -219,7 +219,7 @@ def _members(fleets: Fleets) -> "list[tuple[Worker, str, WorkerSection]]":
     """
     members = []
     for fleet, model in zip(fleets, fleets.config.models, strict=True):
-        knowledge = knowledge_of(fleet.policy)
+        knowledge = fleet.knowledge
         for worker, section in zip(fleet.workers, model.workers, strict=True) if knowledge != "none" else ():
             if knowledge == "history":
                 section = msgspec.structs.replace(section, kv_events="off", lmcache_events=None)  # noqa: PLW2901

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gateway.fleet.fleet import policies_of
 from gateway.prefix.feed import Feeds
 from gateway.prefix.hot import HotPrefixes
 from gateway.prefix.index import PrefixIndex
@@ -115,14 +116,14 @@ class Matching:
             {
                 model.tokenizer
                 for model in config.models
-                if model.tokenizer and knowledge_of(build_policy(model.policy)) != "none"
+                if model.tokenizer and any(knowledge_of(build_policy(name)) != "none" for name in policies_of(model))
             }
         )
 
     def use(self, config: "Config", fleets: "Fleets", tokenizers: "Mapping[str, PromptTokenizer]") -> None:
         """Take over a configuration, with the tokenizers that `prepare` loaded for it."""
         models = {model.name: model for model in config.models}
-        wanted = [fleet for fleet in fleets if knowledge_of(fleet.policy) != "none"]
+        wanted = [fleet for fleet in fleets if fleet.knowledge != "none"]
         if wanted and self.feeds is None:
             index = PrefixIndex(self.chains.hasher, budget=self._budget)
             self.feeds = Feeds(index, fleets, self._session)

@@ -35,7 +35,7 @@ def test_a_right_file_gets_a_table_and_status_0(run, capsys):
     assert run("--config", str(EXAMPLE)) == 0
     out, err = capsys.readouterr()
     assert "1 model, 4 workers" in out
-    assert re.search(r"^sim +gpt-4o-mini, claude +kvaware +4 +neuron$", out, re.MULTILINE)
+    assert re.search(r"^sim +gpt-4o-mini, claude +ttft +4 +neuron$", out, re.MULTILINE)
     assert err == ""
 
 
