@@ -28,7 +28,7 @@ def prefix_document(sources: "InspectorSources", limit: int, model: str | None =
 def _row(prefix: "HotPrefix", index: "PrefixIndex | None", now: float) -> dict[str, Any]:
     holders = _holders(prefix, index)
     return {
-        "id": f"{prefix.block_hash:032x}"[-16:],
+        "id": f"{prefix.block_hash & 0xFFFFFFFFFFFF:012x}",
         "model": prefix.model,
         "tokens": prefix.tokens,
         "block_size": prefix.block_size,
