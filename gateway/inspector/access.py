@@ -42,14 +42,13 @@ class Access:
         """What the configuration wants.
 
         Raises:
-            OSError: the token's file can't be read.
-            ValueError: it holds no usable token.
+            OSError: the token's file can't be read, or holds no usable token.
         """
         token = section.token
         if section.token_file is not None:
             token = Path(section.token_file).read_text(encoding="utf-8").strip()
             if len(token) < _SHORTEST:
-                raise ValueError(f"{section.token_file}: a token of at least {_SHORTEST} characters is expected")
+                raise OSError(f"{section.token_file}: a token of at least {_SHORTEST} characters is expected")
         return cls(section.host, token)
 
     def admits(self, request: "web.Request") -> bool:

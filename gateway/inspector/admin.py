@@ -104,8 +104,7 @@ class AdminServer:
         """Bind and serve.
 
         Raises:
-            OSError: the address is taken or not ours, or the token's file can't be read.
-            ValueError: it holds no usable token.
+            OSError: the address is taken or not ours, or the token's file can't be read or holds none.
         """
         app = web.Application(middlewares=[self._guard], client_max_size=BODY)
         app.router.add_get("/healthz", self._healthz)

@@ -28,7 +28,13 @@ MOST: Final = 1000
 _WRONG_TOKEN: Final = 0.5
 """Seconds that a wrong token takes."""
 _USERINFO: Final = re.compile(r"(?<=://)[^/\s\"'@]+@")
-_LIMIT: Final[Mapping[str, Any]] = {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT, "description": "so many at most"}
+_LIMIT: Final[Mapping[str, Any]] = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MOST,
+    "default": LIMIT,
+    "description": "so many at most",
+}
 _TEXT: Final[Mapping[str, Any]] = {"type": "string"}
 
 
