@@ -6,6 +6,7 @@ And keys whose last user leaves join the eviction order tail first, so that a ke
 Hence the cached keys of a chain are always its beginning.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -53,20 +54,20 @@ class DeviceCache:
         return self.total - self.free - len(self._unused)
 
     def held(self, keys: Sequence[BlockKey], limit: int) -> int:
-        """How many leading ones of the first `limit` keys are cached."""
+        """How many leading ones of the first `limit` keys are cached. They are the beginning of the chain, so it is bisected."""
         users = self._users
-        for index in range(limit):
-            if keys[index] not in users:
-                return index
-        return limit
+        return bisect_left(keys, True, 0, limit, key=lambda key: key not in users)
 
     def fits(self, keys: Sequence[BlockKey], held: int, blocks: int) -> bool:
         """Whether `blocks` more can be had while the first `held` keys stay."""
         available = self.free + len(self._unused) - blocks
         if available < 0:
             return False
-        # Held keys without a user count as available above, but would be in use.
-        return available >= held or available >= sum(1 for key in keys[:held] if key in self._unused)
+        if available >= held:
+            return True
+        # Held keys without a user count as available above, but would be in use. They come after those that have one.
+        unused = self._unused
+        return available >= held - bisect_left(keys, True, 0, held, key=lambda key: key in unused)
 
     def take(self, keys: Sequence[BlockKey], held: int) -> None:
         """Use the first `held` keys, all of which are cached."""
