@@ -231,6 +231,7 @@ class Bench:
 
     gateway: Gateway
     workers: list[ScriptedWorker]
+    conservation: Any
     clients: list[Peer] = field(default_factory=list)
 
     @property
@@ -348,23 +349,14 @@ class Bench:
 
     def obeys_conservation(self) -> None:
         """Accepted = completed + client gone + failed; nothing in flight; nothing left over."""
-        metrics = self.gateway.metrics
-        assert metrics.in_flight == 0
-        assert metrics.accepted == sum(self.outcomes.values())
-        for worker in self.fleet_workers:
-            assert worker.in_flight == 0
-            assert worker.in_flight_tokens == 0
-        assert not self.gateway._sweeper.exchanges
-        opened = sum(total for total, _ in self.gateway._pool.counts().values())
-        idle = sum(count for _, count in self.gateway._pool.counts().values())
-        assert opened == idle
+        assert self.conservation.broken(self.gateway) == []
 
 
 Start = Callable[..., Awaitable[Bench]]
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
+async def start(conservation: Any) -> AsyncIterator[Start]:
     """Start a gateway: `await start(workers=2, timeouts={...}, retries={...}, limits={...}, ...)`.
 
     Keywords are top-level sections of the configuration; `models` replaces the one model `m` over all workers.
@@ -389,7 +381,7 @@ async def start() -> AsyncIterator[Start]:
         ).decode()
         gateway = Gateway(loads(text))
         await gateway.start()
-        bench = Bench(gateway, scripted)
+        bench = Bench(gateway, scripted, conservation)
         benches.append(bench)
         await until(lambda: all(worker.routable for worker in bench.fleet_workers))
         return bench
@@ -402,6 +394,8 @@ async def start() -> AsyncIterator[Start]:
             await worker.stop()
         await bench.gateway.stop(0.5)
         bench.obeys_conservation()
+    for bench in benches:
+        assert conservation.left_over(bench.gateway) == []
 
 
 class BlackHole:
