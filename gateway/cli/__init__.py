@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gateway import __version__
 
-COMMANDS = ("serve", "demo", "check", "tokens", "explain", "top", "replay", "simulate-worker")
+COMMANDS = ("serve", "demo", "check", "tokens", "explain", "top", "replay", "key", "simulate-worker")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

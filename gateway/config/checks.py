@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from gateway.admission.keys import digest, parse_hash, usable
 from gateway.config import schema
 from gateway.config.capabilities import contradictions
 from gateway.config.problems import NOWHERE, Mark, Where, choices, clip, did_you_mean, format_path
@@ -48,6 +49,7 @@ class Checker:
         """Complain about everything that is wrong in `data`."""
         self._check_addresses(data)
         self._check_models(data)
+        self._check_tenants(_mapping(data, "tenants"))
         self._check_health(_mapping(data, "health"), ("health",))
         self._check_pool(_mapping(data, "pool"))
         self._check_limits(_mapping(data, "limits"))
@@ -150,6 +152,35 @@ class Checker:
                 self.complain((*where, "capabilities", *place), message)
             for key in ("kv_events", "lmcache_events"):
                 self._check_sockets(_mapping(worker, key), (*where, key))
+
+    def _check_tenants(self, tenants: dict[str, Any]) -> None:
+        """Keys that are none, that two tenants have, or that a tenant lacks; nothing here shows one."""
+        taken: dict[bytes, str] = {}
+        for name, tenant in tenants.items():
+            if not isinstance(tenant, dict):
+                continue
+            where: Where = ("tenants", name)
+            if not any(tenant.get(each) for each in ("keys", "key", "keys_file")):
+                self.complain(where, "no key; add `keys:`, `key:` or `keys_file:` (`warmroute key` makes one)")
+            digests: list[tuple[Where, bytes]] = []
+            for index, text in enumerate(_list(tenant, "keys")):
+                if not isinstance(text, str):
+                    continue
+                if (found := parse_hash(text)) is None:
+                    self.complain(
+                        (*where, "keys", index),
+                        "expected a hash: sha256: and 64 hexadecimal digits, as `warmroute key` prints it; "
+                        "a key itself belongs in `key:`, from a variable",
+                    )
+                else:
+                    digests.append(((*where, "keys", index), found))
+            if isinstance(key := tenant.get("key"), str):
+                if not usable(key):
+                    self.complain((*where, "key"), _bad_field_value(key, "key"))
+                digests.append(((*where, "key"), digest(key.encode("utf-8", "surrogatepass"))))
+            for place, one in digests:
+                if (owner := taken.setdefault(one, name)) != name:
+                    self.complain(place, f'the same key as one of "{clip(owner)}"; a key belongs to one tenant')
 
     def _check_sockets(self, section: dict[str, Any], where: Where) -> None:
         """Addresses that ZMQ can connect to."""
@@ -284,7 +315,9 @@ class Checker:
         self._check_headers(metrics, where)
         for name in _mapping(metrics, "labels"):
             if not _LABEL.fullmatch(name) or name in _OWN_LABELS:
-                self.complain((*where, "labels", name), "no valid name of a label, or one that the metrics have themselves")
+                self.complain(
+                    (*where, "labels", name), "no valid name of a label, or one that the metrics have themselves"
+                )
 
     def _check_headers(self, section: dict[str, Any], where: Where) -> None:
         for name, value in _mapping(section, "headers").items():

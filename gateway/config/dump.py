@@ -85,6 +85,8 @@ def _plain(value: Any, kind: inspect.Type, *, secrets: bool) -> Any:
 def _hidden(value: Any) -> Any:
     if isinstance(value, dict):
         return dict.fromkeys(value, REDACTED)
+    if isinstance(value, tuple):
+        return [REDACTED] * len(value)
     return value if value is None else REDACTED
 
 

@@ -50,6 +50,8 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def _redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return dict.fromkeys(value, REDACTED)
+    if isinstance(value, tuple):
+        return (REDACTED,) * len(value)
     return value if value is None else REDACTED
 
 
@@ -349,6 +351,37 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Client connections at once; more are answered 503 and closed."""
 
 
+class Tenant(Struct, frozen=True, kw_only=True):
+    """Whoever an API key belongs to, and what it may do. With one tenant in the file, every request needs a key."""
+
+    secrets = frozenset({"keys", "key", "cache_salt"})
+
+    keys: tuple[str, ...] = ()
+    """Hashes of its keys, as `warmroute key` prints them: `sha256:` and 64 hexadecimal digits."""
+    key: Annotated[str, msgspec.Meta(min_length=20)] | None = None
+    """A key itself; write it as ``${NAME_OF_A_VARIABLE}``."""
+    keys_file: Name | None = None
+    """A file with a key or its hash on each line; read again when it changes."""
+    models: tuple[Name, ...] = ("*",)
+    """Names of models and aliases that it may use; `*` and `?` stand for any characters. A model's name stands for its aliases too."""
+    requests_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """So many requests; more are answered 429."""
+    tokens_per_minute: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """So many tokens: those of a prompt before it is sent, those of the answer when they are known."""
+    concurrency: Positive | None = None
+    """Requests at once."""
+    burst: Seconds = 60.0
+    """Of both limits a minute, what goes unused is kept for so long. 60 s: a minute's worth may come at once."""
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Its share of the tokens beside other tenants', when requests have to wait."""
+    priority_ceiling: int = 0
+    """The most urgent priority that it may ask for; smaller is sooner, as in vLLM."""
+    may_set: tuple[Literal["stage", "deadline", "priority", "policy"], ...] = ()
+    """Header fields that it may send: `x-warmroute-stage`, `-deadline-ms`, `-priority` and `policy_choice`'s. Others of them are answered 403."""
+    cache_salt: Annotated[str, msgspec.Meta(min_length=8)] | None = None
+    """Keeps its cached prefixes apart from all others': goes into every request, over what the client sends. Write it as ``${NAME_OF_A_VARIABLE}``."""
+
+
 class Headers(Struct, frozen=True, kw_only=True):
     """What the gateway adds to answers."""
 
@@ -415,7 +448,7 @@ class Capture(Struct, frozen=True, kw_only=True):
     """Switch it on only where whoever reads the admin listener may read prompts."""
     bytes: Bytes = 64 * 1024
     """Longer bodies are not kept."""
-    redact: tuple[str, ...] = ("api_key", "authorization", "password", "secret", "token", "user")
+    redact: tuple[str, ...] = ("api_key", "authorization", "cache_salt", "password", "secret", "token", "user")
     """Members of these names, at any depth, are shown without their value."""
 
 
@@ -473,6 +506,8 @@ class Config(Struct, frozen=True, kw_only=True):
     """Where clients connect. Not reloadable."""
     admin: Admin = Admin()
     """Where health, readiness, metrics and the inspector are. The first three ask for no token: keep clients away. Not reloadable."""
+    tenants: dict[Name, Tenant] = {}
+    """Who may use the gateway, by name; without any, everybody."""
     policies: dict[str, Policy] = {}
     """Policies of one's own, by name; one that is called like a preset replaces it."""
     timeouts: Timeouts = Timeouts()

@@ -75,7 +75,7 @@ class Walker:
             case inspect.StructType():
                 return self._struct(node, kind, where)
             case inspect.VarTupleType():
-                return self._list(node, kind, where)
+                return self._list(node, kind, where, secret=secret)
             case inspect.DictType():
                 return self._dict(node, kind, where, secret=secret)
             case inspect.AnyType():
@@ -116,14 +116,16 @@ class Walker:
             return f"unknown key here; `{key}` belongs in {home}. {known}"
         return f"unknown key{did_you_mean(key, fields) or '; remove it.'} {known}"
 
-    def _list(self, node: Node, kind: inspect.VarTupleType, where: Where) -> Any:
+    def _list(self, node: Node, kind: inspect.VarTupleType, where: Where, *, secret: bool) -> Any:
         if not isinstance(node, Sequence):
             if isinstance(node, Scalar) and not _is_null(node):
                 remedy = "; put it in [ ], or on a line of its own after `- `"
             else:
                 remedy = ""
-            return self._refuse(node, where, f"expected {describe(kind)}", remedy=remedy)
-        return [self._walk(item, kind.item_type, (*where, index)) for index, item in enumerate(node.items)]
+            return self._refuse(node, where, f"expected {describe(kind)}", remedy=remedy, secret=secret)
+        return [
+            self._walk(item, kind.item_type, (*where, index), secret=secret) for index, item in enumerate(node.items)
+        ]
 
     def _dict(self, node: Node, kind: inspect.DictType, where: Where, *, secret: bool) -> Any:
         if not isinstance(node, Mapping):
@@ -240,6 +242,9 @@ class Walker:
         elif isinstance(node, Mapping):
             for value in node.entries.values():
                 self._mask(value)
+        elif isinstance(node, Sequence):
+            for item in node.items:
+                self._mask(item)
 
     def _refuse(self, node: Node, where: Where, expected: str, *, remedy: str = "", secret: bool = False) -> Invalid:
         self._source.complain(node.mark, where, f"{expected}, got {_found(node, secret=secret)}{remedy}")

@@ -80,16 +80,17 @@ def test_the_example_loads_strictly_and_shows_the_defaults():
 
 def test_what_the_example_has_in_comments_is_right_too():
     text = EXAMPLE.read_text()
-    text = text.replace("policies: {}\n", "policies:\n")
+    text = text.replace("policies: {}\n", "policies:\n").replace("tenants: {}\n", "tenants:\n")
     text = re.sub(r"^# ( sticky| mine|   )", r"\1", text.replace("\n#  ", "\n  "), flags=re.MULTILINE)
     text = re.sub(r"^( +)# ((?:-|  [a-z_]+:|    [a-z_]+:) ?.*)$", r"\1\2", text, flags=re.MULTILINE)
     text = re.sub(r"^    # (tokenizer|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
-    config = loads(text, environ={"EAST_API_KEY": "k"})
+    config = loads(text, environ={"EAST_API_KEY": "k", "SHOP_KEY": "k" * 20, "SHOP_SALT": "s" * 8})
     east = config.models[0].workers[-1]
     assert (east.id, east.api_key, east.capabilities.slots) == ("east-1", "k", 8)
     assert config.models[0].timeouts == schema.Timeouts(first_byte=600.0)
     assert config.policies["sticky"].parameters == {"header": "x-session-id"}
     assert len(config.policies["mine"].scorers) == 2
+    assert config.tenants["shop"].may_set == ("stage", "deadline")
 
 
 def structs():
