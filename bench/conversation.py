@@ -28,6 +28,7 @@ from gateway.http.splice import with_token_ids
 from gateway.prefix.hot import HotPrefixes
 from gateway.prefix.index import PrefixIndex
 from gateway.prefix.lookup import Lookup, Matcher
+from gateway.prefix.map import Expectation
 from gateway.prefix.mirror import Mirror
 from gateway.prefix.truth import Truth
 from gateway.prompt.blocks import Chain, Hasher
@@ -55,11 +56,9 @@ TARGET_MS: Final = 2.0
 class Followed(PrefixIndex):
     """Stands for `Feeds` over workers whose events have all come: the index itself, without sockets."""
 
-    def sent(
-        self, worker: str, chains: Mapping[int, Chain], held: Match = NO_MATCH, now: float = 0.0, **_: Any
-    ) -> None:
+    def sent(self, worker: str, chains: Mapping[int, Chain], held: Match = NO_MATCH, **_: Any) -> Expectation | None:
         """As `Feeds` does it with a prompt whose tokens are known."""
-        super().sent(worker, chains, held, now)
+        return super().sent(worker, chains, held)
 
 
 class Gate:

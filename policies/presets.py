@@ -24,7 +24,7 @@ class Recipe:
     With `history_only`, matches come from the gateway's own history alone, whatever the workers' events say.
     """
 
-    filters: Sequence[Step] = (Step("healthy"), Step("untried"))
+    filters: Sequence[Step] = (Step("healthy"), Step("untried"), Step("lora"))
     scorers: Sequence[Step]
     picker: Step = Step("lowest-cost")
     history_only: bool = False
@@ -114,7 +114,6 @@ def ttft(
         Step("fits-context", parameters={"refuse": False}),  # a worker says best what is too long
         Step("prefix-bucket-cap"),
         Step("role"),
-        Step("lora"),
     )
     return Recipe(filters=filters, scorers=(Step("ttft", parameters=parameters),))
 

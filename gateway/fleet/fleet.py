@@ -26,6 +26,7 @@ class Fleet:
     Attributes:
         name: the model's name, as clients and `aliases` resolve to it.
         aliases: other names that clients may use.
+        own_names: the name and the aliases: what else resolves to this fleet is the name of a LoRA adapter.
         policy_name: what the configuration calls the policy.
         policy: chooses among `candidates`. Each fleet has its own.
         policies: that one and all others that stages or clients may want (`policy_for`), by name.
@@ -42,6 +43,7 @@ class Fleet:
         "choice",
         "health",
         "name",
+        "own_names",
         "policies",
         "policy",
         "policy_name",
@@ -64,6 +66,7 @@ class Fleet:
         """The last three are the top-level sections, used where `model` has none of its own. `policies`: see `policies_of`."""
         self.name = model.name
         self.aliases = model.aliases
+        self.own_names = frozenset((model.name, *model.aliases))
         self.policy_name = model.policy
         self.policy = policies[model.policy]
         self.policies = policies
@@ -75,6 +78,10 @@ class Fleet:
         self.timeouts = model.timeouts or timeouts
         self.retries = model.retries or retries
         self.health = model.health or health
+
+    def adapters(self) -> set[str]:
+        """The LoRA adapters that its workers have loaded, by the names that requests use."""
+        return {name for worker in self.workers for name in worker.capabilities.lora_adapters}
 
     def __repr__(self) -> str:
         return f"<Fleet {self.name} workers={len(self.workers)}>"
@@ -205,16 +212,29 @@ class Fleets:
         return len(self._fleets)
 
     def resolve(self, model: str | None) -> Fleet | None:
-        """The fleet that a request's `model` means: its name or an alias; no model means the only fleet there is."""
+        """The fleet that a request's `model` means: its name, an alias, or a LoRA adapter that one of its workers has loaded.
+
+        No model means the only fleet there is.
+        """
         if model is None:
             return self._only
-        return self._by_name.get(model)
+        return self._by_name.get(model) or self._having(model)
+
+    def _having(self, adapter: str) -> Fleet | None:
+        for fleet in self:
+            for worker in fleet.workers:
+                if adapter in worker.capabilities.lora_adapters:
+                    return fleet
+        return None
 
     def names(self) -> Iterator[tuple[str, Fleet]]:
-        """Every name that `resolve` knows: each fleet's own, then its aliases."""
+        """Every name that `resolve` knows: each fleet's own, then its aliases, then the adapters that its workers have."""
         for fleet in self:
             for name in (fleet.name, *fleet.aliases):
                 if self._by_name[name] is fleet:
+                    yield name, fleet
+            for name in sorted(fleet.adapters()):
+                if name not in self._by_name and self._having(name) is fleet:
                     yield name, fleet
 
     def workers(self) -> Iterator[Worker]:

@@ -20,6 +20,7 @@ from policies.base import NO_MATCH, Candidate, Match
 if TYPE_CHECKING:
     from backends.base import Driver
     from gateway.config.schema import Capabilities
+    from gateway.prefix.map import Expectation
 
 _STREAMED: Final = 0.01
 """Seconds from the first byte to the end of an answer from which on it came as a stream: only of those the first byte ends the prefill."""
@@ -369,9 +370,22 @@ class Lease:
         at: when it was decided; 0: unknown.
         began: when its prefill began, if that is known well; else 0.
         silent: its answer does not come as a stream.
+        expectation: what is believed because of this request, settled when its prefill has ended or it has.
     """
 
-    __slots__ = ("_first", "_tokens", "_uncached", "at", "began", "load", "padded", "seconds", "silent", "worker")
+    __slots__ = (
+        "_first",
+        "_tokens",
+        "_uncached",
+        "at",
+        "began",
+        "expectation",
+        "load",
+        "padded",
+        "seconds",
+        "silent",
+        "worker",
+    )
 
     def __init__(
         self, worker: Worker, tokens: int, uncached: int, padded: int, now: float, load: float, seconds: float
@@ -386,6 +400,7 @@ class Lease:
         self.seconds = seconds
         self.began = 0.0
         self.silent = False
+        self.expectation: Expectation | None = None
 
     def first_byte(self, now: float = 0.0) -> None:
         """The prefill has ended: the request is pending no more. Calling it again, or after `release`, does nothing.
@@ -407,6 +422,9 @@ class Lease:
         worker.pending_padded -= self.padded
         worker.prefilled(self, now)
         worker.changed()
+        if self.expectation is not None:
+            self.expectation.settle(now)
+            self.expectation = None
 
     def release(self, now: float = 0.0) -> None:
         """Count the request out, from what is pending too. Calling it again does nothing.

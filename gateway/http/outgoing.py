@@ -40,7 +40,7 @@ def head_for(journey: "Journey", worker: "Worker", length: int) -> bytes:
 def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Matcher]") -> bytes:
     """The body that `worker` gets: the client's own bytes, but for what has to be another there.
 
-    That is the model, where the worker calls it by another name; that a stream ends with its usage, where that is wanted to compare predictions
+    That is the model, where the worker calls it by another name (a LoRA adapter's it knows as it is); that a stream ends with its usage, where that is wanted to compare predictions
     with (`Journey.watch` takes it out again); and the prompt's ids, where they spare the worker work.
     """
     body, model, lookup = journey.body, journey.model, journey.lookup
@@ -49,7 +49,7 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
     asked = body is not journey.body
     if lookup is not None or journey.wants_usage:
         journey.watch = UsageWatch(asked=asked)
-    if model is not None and model != worker.model:
+    if model is not None and model != worker.model and _is_the_fleets(model, journey):
         if journey.multipart is not None:
             return journey.multipart.replaced(worker.model)
         body = with_model(body, model, worker.model)
@@ -59,3 +59,7 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
         if ids is not None:
             body = with_token_ids(body, journey.parsed, ids)
     return body
+
+
+def _is_the_fleets(model: str, journey: "Journey") -> bool:
+    return journey.fleet is None or model in journey.fleet.own_names

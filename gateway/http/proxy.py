@@ -184,7 +184,7 @@ class Proxy:
             )
             # A reload since the lookup may have left this fleet without a matcher.
             if lookup is not None and (matcher := self.matchers.get(fleet.name)) is not None:
-                matcher.sent(worker.id, lookup, request.now)
+                lease.expectation = matcher.sent(worker.id, lookup, request.now)
             try:
                 error = await self._attempts.make(journey, request, fleet, worker)
                 if error is not None and error.retry is Retry.IF_REUSED:

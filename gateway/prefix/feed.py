@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.config.schema import Worker as WorkerSection
     from gateway.fleet.worker import Worker
     from gateway.prefix.index import PrefixIndex
+    from gateway.prefix.map import Expectation
     from gateway.prompt.blocks import Chain
 
 TICK = 0.25
@@ -138,28 +139,26 @@ class Feeds:
         worker: str,
         chains: "Mapping[int, Chain]",
         held: Match = NO_MATCH,
-        now: float | None = None,
         *,
         by_bytes: bool = False,
-    ) -> None:
-        """A prompt was sent to a worker that held `held` of it (`match`): believe for a while that it has all of it.
+    ) -> "Expectation | None":
+        """A prompt was sent to a worker that held `held` of it (`match`): believe that it has all of it (`PrefixIndex.sent`).
 
         With several ranks it is not known which one takes it: nothing is believed until its events come. Of a prompt that is known by its
         bytes only (`by_bytes`) no events come: it is remembered as for a worker that sends none.
         """
         feed = self._feeds.get(worker)
         if feed is None:
-            return
+            return None
         if by_bytes and feed.remember(chains):
             self._ranks[feed.guess_name] = worker
-            return
+            return None
         tokens = held.tokens
         for size, chain in chains.items():
             if len(chain.hashes) * size > tokens + size:
                 feed.sent()
                 break
-        if len(feed.names) == 1:
-            self.index.sent(feed.names[0], chains, held, self._clock() if now is None else now)
+        return self.index.sent(feed.names[0], chains, held) if len(feed.names) == 1 else None
 
     def resync(self, worker: str) -> bool:
         """Predictions for this worker were wrong: forget it and ask again for everything. False for unknown workers."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.prefix.history import DEFAULT_BLOCKS, History
 from gateway.prefix.holders import Holder
-from gateway.prefix.map import DEFAULT_BUDGET, PrefixMap
+from gateway.prefix.map import DEFAULT_BUDGET, Expectation, PrefixMap
 from gateway.prefix.mirror import Mirror
 from gateway.prompt.blocks import Chain, Hasher
 from policies.base import NO_MATCH, Match
@@ -94,8 +94,12 @@ class PrefixIndex:
                     found = {**found, **matches.held()} if found else matches.held()
         return found
 
-    def sent(self, worker: str, chains: Mapping[int, Chain], held: Match = NO_MATCH, now: float = 0.0) -> None:
-        """A prompt was sent to a worker that held `held` of it: believe that it will hold all of it."""
+    def sent(self, worker: str, chains: Mapping[int, Chain], held: Match = NO_MATCH) -> Expectation | None:
+        """A prompt was sent to a worker that held `held` of it: believe that it will hold all of it.
+
+        Returns:
+            What is to be settled when the answer begins; None where there is nothing to be confirmed.
+        """
         found = self.workers.get(worker)
         if isinstance(found, History):
             chain = chains.get(found.block_size)
@@ -104,8 +108,10 @@ class PrefixIndex:
         elif found is not None and found.map is not None and found.holder is not None:
             chain = chains.get(found.map.block_size)
             if chain is not None:
-                found.map.expect(found.holder, chain.hashes[held.tokens // chain.block_size :], now)
+                expectation = found.map.expect(found.holder, chain.hashes[held.tokens // chain.block_size :])
                 found.map.touch(chain.hashes, len(chain.hashes))
+                return expectation
+        return None
 
     def tick(self, now: float, sweep: int = 2000) -> None:
         """Expire what is due and clear up a little; a few times a second."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.http.usage import Usage
     from gateway.prefix.feed import Feeds
+    from gateway.prefix.map import Expectation
     from gateway.prefix.hot import HotPrefixes
     from gateway.prefix.truth import Truth
     from gateway.prompt.chain_cache import ChainCache
@@ -84,6 +85,7 @@ class Matcher:
         "_hot",
         "_made",
         "_model",
+        "_names",
         "_passing",
         "_root_plain",
         "_truth",
@@ -96,6 +98,7 @@ class Matcher:
         model: str,
         prompter: "PromptMaker",
         *,
+        aliases: Sequence[str] = (),
         parity: "Parity",
         passing: "TokenPassing",
         chains: "ChainCache",
@@ -103,8 +106,12 @@ class Matcher:
         truth: "Truth",
         hot: "HotPrefixes",
     ) -> None:
-        """`model` is the namespace: the fleet's name, as its workers' events are filed under."""
+        """`model` is the namespace: the fleet's name, as its workers' events are filed under.
+
+        A request for a name that is neither this nor one of `aliases` is for a LoRA adapter, whose blocks are its own.
+        """
         self._model = model
+        self._names = frozenset((model, *aliases))
         self.prompter = prompter
         self.parity = parity
         self._chains = chains
@@ -124,12 +131,17 @@ class Matcher:
         """The lookup, waiting for a thread if need be."""
         return self._look_up(await self.prompter.prompt(path, body, size), body)
 
-    def sent(self, worker_id: str, lookup: Lookup, now: float) -> None:
-        """The prompt goes to this worker: until its events say so themselves, believe that it will hold it."""
-        if lookup.chains:
-            held = lookup.matches.get(worker_id, NO_MATCH)
-            self._hot.saw(self._model, lookup.chains, held, now)
-            self._feeds.sent(worker_id, lookup.chains, held, now, by_bytes=lookup.prompt.how is not How.EXACT)
+    def sent(self, worker_id: str, lookup: Lookup, now: float) -> "Expectation | None":
+        """The prompt goes to this worker: until its events say so themselves, believe that it will hold it.
+
+        Returns:
+            What to settle when its answer begins (`Lease.expectation`).
+        """
+        if not lookup.chains:
+            return None
+        held = lookup.matches.get(worker_id, NO_MATCH)
+        self._hot.saw(self._model, lookup.chains, held, now)
+        return self._feeds.sent(worker_id, lookup.chains, held, by_bytes=lookup.prompt.how is not How.EXACT)
 
     def ids(self, worker: "Worker", path: str, lookup: Lookup, body: Mapping[str, Any]) -> bytes | None:
         """The prompt's ids as JSON if they are to go along with the request, else None."""
@@ -154,16 +166,18 @@ class Matcher:
         sizes = self._feeds.block_sizes
         if prompt.how is How.NONE or not sizes:
             return Lookup(self._model, prompt, {}, {})
-        chains = self._chains.chains(prompt, self._root(body.get("cache_salt"), prompt.how), sizes)
+        chains = self._chains.chains(prompt, self._root(body, prompt.how), sizes)
         return Lookup(self._model, prompt, chains, self._feeds.match(chains), self._made)
 
-    def _root(self, cache_salt: object, how: How) -> int:
+    def _root(self, body: Mapping[str, Any], how: How) -> int:
         """The namespace of this request's blocks.
 
         Pseudo-tokens have one of their own: they must not meet real ids by chance.
         """
+        cache_salt, asked = body.get("cache_salt"), body.get("model")
         salt = worker_salt(None, cache_salt) if isinstance(cache_salt, str) else None
-        if how is How.EXACT and salt is None:
+        lora = asked if isinstance(asked, str) and asked not in self._names else None
+        if how is How.EXACT and salt is None and lora is None:
             return self._root_plain
         model = self._model if how is How.EXACT else f"{self._model}\0bytes"
-        return self._chains.hasher.root(model, salt=salt)
+        return self._chains.hasher.root(model, lora, salt)

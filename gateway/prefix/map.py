@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from policies.base import Match
 
 EXPECTED_SECONDS = 2.0
-"""How long a worker has to confirm what it was sent."""
+"""How long a worker has to confirm what it was sent, from the first byte of its answer on."""
 DEFAULT_BUDGET = 512 * 1024 * 1024
 """Bytes that one map may take."""
 BLOCK_BYTES = 152
@@ -63,6 +63,23 @@ class MapCounters:
     expired: int = 0
     clears: int = 0
     """Holders cleared or left."""
+
+
+class Expectation:
+    """What one worker will hold because of one request, as long as that is not answered."""
+
+    __slots__ = ("_generation", "_hashes", "_holder", "_map")
+
+    def __init__(self, prefix_map: "PrefixMap", holder: Holder, hashes: Sequence[int]) -> None:
+        self._map = prefix_map
+        self._holder = holder
+        self._generation = holder.generation
+        self._hashes = hashes
+
+    def settle(self, now: float) -> None:
+        """The answer has begun, or the request has ended without one. To be called once."""
+        if self._hashes and self._generation == self._holder.generation:
+            self._map.settle(self._holder, self._hashes, now)
 
 
 class PrefixMap:
@@ -194,12 +211,23 @@ class PrefixMap:
         elif holder.deadlines[tier]:
             self._make_permanent(holder, hashes, tier)
 
-    def expect(self, holder: Holder, hashes: Sequence[int], now: float, *, seconds: float = EXPECTED_SECONDS) -> None:
-        """`holder` was sent a prompt with these blocks: believe for a while that it has them.
+    def expect(self, holder: Holder, hashes: Sequence[int]) -> "Expectation":
+        """`holder` was sent a prompt with these blocks: believe that it has them until it had the time to say so.
 
+        A request may wait for its prefill for long, and while it does its siblings are better off behind it than anywhere else. So the
+        belief lasts as long as the request is unanswered; whoever holds the `Expectation` says when it no longer is.
+        (A fixed time instead, 2 s, let siblings of waiting prompts scatter, and a thrashing fleet thrash: docs/adr/0010.)
         Give the blocks that it does not hold yet: believing costs something for each of them.
         """
-        self.store(holder, hashes, Tier.EXPECTED, expires=now + seconds)
+        self.store(holder, hashes, Tier.EXPECTED)
+        return Expectation(self, holder, hashes)
+
+    def settle(self, holder: Holder, hashes: Sequence[int], now: float) -> None:
+        """What was expected here must be confirmed from now on within `EXPECTED_SECONDS`."""
+        bit = 1 << PLANES * holder.slot + Tier.EXPECTED
+        # Sets are interned: among thousands of blocks there are a few distinct ones.
+        if any(held is not None and held.raw & bit for held in set(map(self._blocks.get, hashes))):
+            self._expire_at(holder, hashes, Tier.EXPECTED, now + EXPECTED_SECONDS)
 
     def remove(self, holder: Holder, hashes: Iterable[int], tier: Tier = Tier.DEVICE) -> None:
         """`holder` no longer has these blocks in `tier`; what it holds in other tiers stays."""
@@ -417,7 +445,9 @@ class PrefixMap:
         due = [block_hash for block_hash in dict.fromkeys(hashes) if deadlines.get(block_hash, now + 1) <= now]
         for block_hash in due:
             del deadlines[block_hash]
-        held = [block_hash for block_hash in due if tier in self.tiers(holder, block_hash)]
+        bit = 1 << PLANES * holder.slot + tier
+        get = self._blocks.get
+        held = [block_hash for block_hash in due if (there := get(block_hash)) is not None and there.raw & bit]
         removed, unknown = self.counters.removed, self.counters.removed_unknown
         self.remove(holder, held, tier)
         self.counters.removed, self.counters.removed_unknown = removed, unknown

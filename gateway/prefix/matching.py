@@ -151,6 +151,7 @@ class Matching:
             matchers[fleet.name] = Matcher(
                 fleet.name,
                 prompts.maker,
+                aliases=fleet.aliases,
                 parity=prompts.parity,
                 passing=prompts.passing,
                 chains=self.chains,

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 from gateway.prefix.holders import Holder, Tier
 from gateway.prefix.index import PrefixIndex
+from gateway.prefix.map import Expectation
 from gateway.prompt.blocks import Chain, Hasher
 from policies.base import Knowledge, Match
 from simulator.engine import Cleared, Output, Removed, Stored
@@ -95,10 +96,9 @@ class CacheKnowledge:
         self._catch_up(now)
         return self._index.match({self._block_size: chain})
 
-    def sent(self, worker: str, chain: Chain, held: Match, now: float) -> None:
-        """The prompt goes to `worker`."""
-        if self._asked:
-            self._index.sent(worker, {self._block_size: chain}, held, now)
+    def sent(self, worker: str, chain: Chain, held: Match) -> Expectation | None:
+        """The prompt goes to `worker`; what is returned is to be settled when its answer begins."""
+        return self._index.sent(worker, {self._block_size: chain}, held) if self._asked else None
 
     def _catch_up(self, now: float) -> None:
         """Take in what has arrived by now. Nobody looks in between, so that is early enough."""

@@ -199,7 +199,7 @@ class _Run:
         prompt = request.prompt_tokens if known.asked else 0
         lease = worker.acquire(prompt, match=match, now=now + _EPOCH)
         if known.asked:
-            known.sent(worker.id, keys.chain, match, now)
+            lease.expectation = known.sent(worker.id, keys.chain, match)
         position = self._position[worker.id]
         out.worker[index] = position
         out.predicted[index] = 0 if match is NO_MATCH else match.tokens

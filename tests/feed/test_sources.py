@@ -288,9 +288,10 @@ async def test_what_was_sent_counts_at_once_and_until_it_should_have_been_confir
         await tools.until(lambda: it.status().status == "events")
         (prompt,) = it.prompts(1)
         name = it.status().worker
-        it.feeds.sent(name, it.chains(prompt))
+        expectation = it.feeds.sent(name, it.chains(prompt))
         assert it.feeds.match(it.chains(prompt))[name].source == "expected"
         assert it.predicted(name, prompt) == 96
+        expectation.settle(asyncio.get_running_loop().time())
         await tools.until(lambda: it.predicted(name, prompt) == 0, 3.0)
 
 

@@ -71,23 +71,48 @@ def test_what_was_sent_a_moment_ago_is_expected_then_confirmed_by_the_event(pref
     holder = prefix_map.join("w")
     prompt = chain(1, 10)
     prefix_map.store(holder, prompt[:4])
-    prefix_map.expect(holder, prompt[4:], now=10.0)
+    expectation = prefix_map.expect(holder, prompt[4:])
     assert prefix_map.match(prompt).of(holder) == Match(device=160, source="expected")
     prefix_map.store(holder, prompt[4:])
     assert prefix_map.match(prompt).of(holder) == Match(device=160, source="event")
+    expectation.settle(now=10.0)
     prefix_map.expire(now=13.0)
     assert prefix_map.match(prompt).of(holder) == Match(device=160, source="event")
 
 
-def test_what_is_not_confirmed_within_two_seconds_is_forgotten(prefix_map):
+def test_what_is_not_confirmed_within_two_seconds_after_the_first_byte_is_forgotten(prefix_map):
     holder = prefix_map.join("w")
-    prefix_map.expect(holder, chain(1), now=10.0)
+    expectation = prefix_map.expect(holder, chain(1))
+    prefix_map.expire(now=9.0)  # its request waits for its prefill, however long
+    assert prefix_map.match(chain(1)).of(holder).tokens == 64 * 16
+    expectation.settle(now=10.0)
     prefix_map.expire(now=11.9)
     assert prefix_map.match(chain(1)).of(holder).tokens == 64 * 16
     prefix_map.expire(now=12.0)
     assert prefix_map.match(chain(1)).of(holder) == NO_MATCH
     assert len(prefix_map) == 0
     assert prefix_map.counters.expired == 64
+
+
+def test_what_was_expected_of_a_worker_that_was_cleared_since_settles_nothing(prefix_map):
+    holder = prefix_map.join("w")
+    expectation = prefix_map.expect(holder, chain(1))
+    prefix_map.clear(holder)
+    prefix_map.expect(holder, chain(1))
+    expectation.settle(now=10.0)
+    prefix_map.expire(now=20.0)
+    assert prefix_map.match(chain(1)).of(holder).tokens == 64 * 16
+
+
+def test_what_a_sibling_is_expected_to_bring_as_well_outlives_the_first_ones_time(prefix_map):
+    holder = prefix_map.join("w")
+    prefix_map.expect(holder, chain(1)).settle(now=10.0)
+    sibling = prefix_map.expect(holder, chain(1))
+    prefix_map.expire(now=20.0)
+    assert prefix_map.match(chain(1)).of(holder).tokens == 64 * 16
+    sibling.settle(now=20.0)
+    prefix_map.expire(now=22.0)
+    assert prefix_map.match(chain(1)).of(holder) == NO_MATCH
 
 
 def test_clearing_a_worker_costs_the_same_however_much_it_holds(prefix_map):
@@ -172,7 +197,7 @@ def test_the_budget_is_never_exceeded(data):
         elif action < 0.7:
             prefix_map.store(holder, blocks, Tier.L2, expires=now + rng.random() * 100)
         elif action < 0.8:
-            prefix_map.expect(holder, blocks, now)
+            prefix_map.expect(holder, blocks).settle(now)
         elif action < 0.95:
             prefix_map.remove(holder, blocks)
         else:

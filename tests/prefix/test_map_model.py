@@ -54,6 +54,7 @@ class MapMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.map = PrefixMap(16)
+        self.expectations = []
         self.now = 100.0
         self.models = {}
         self.names = 0
@@ -141,9 +142,22 @@ class MapMachine(RuleBasedStateMachine):
     @rule(holder=workers, chain=chains, count=st.integers(1, LENGTH))
     def expect(self, holder, chain, count):
         blocks = [block for block in chain[:count] if not self.models[holder].has(block, Tier.DEVICE, Tier.L1, Tier.L2)]
-        self.map.expect(holder, blocks, self.now)
+        self.expectations.append((holder, blocks, self.map.expect(holder, blocks), holder.generation))
         for block in blocks:
-            self.models[holder].tiers[Tier.EXPECTED][block] = self.now + EXPECTED_SECONDS
+            self.models[holder].tiers[Tier.EXPECTED][block] = None
+
+    @precondition(lambda self: self.expectations)
+    @rule(data=st.data())
+    def settle(self, data):
+        place = data.draw(st.integers(0, len(self.expectations) - 1))
+        holder, blocks, expectation, generation = self.expectations.pop(place)
+        expectation.settle(self.now)
+        if generation != holder.generation or holder not in self.models:
+            return
+        expected = self.models[holder].tiers[Tier.EXPECTED]
+        for block in blocks:
+            if block in expected:
+                expected[block] = max(expected[block] or 0.0, self.now + EXPECTED_SECONDS)
 
     @rule(seconds=st.sampled_from([0.1, 0.6, 2.5]))
     def pass_time(self, seconds):

@@ -249,9 +249,10 @@ def test_two_workers_with_hashes_and_block_sizes_of_their_own_are_asked_at_once(
 def test_a_burst_of_siblings_sees_where_the_first_one_went(index):
     worker = index.follow("w", "m", block_size=SIZE)
     chains = index.hasher.chains(index.hasher.root("m"), [*PROMPT, 0], [SIZE])
-    index.sent("w", chains, now=5.0)
+    expectation = index.sent("w", chains)
     assert index.match(chains) == {"w": Match(device=128, source="expected")}
     worker.apply(Batch([stored(end=3)]), 5.5)
+    expectation.settle(5.5)
     index.tick(now=8.0)
     assert index.match(chains) == {"w": Match(device=48, source="event")}
 
