@@ -164,6 +164,8 @@ class Journey:
         """What is known of it by now. References and floats only: see `gateway.telemetry.record`."""
         fleet, lookup, head, pace = self.fleet, self.lookup, self.head, self.pace
         prompt = lookup.prompt if lookup is not None else None
+        decision = self.decisions[-1].decision if self.decisions else None
+        policy = decision.policy if decision is not None else fleet.policy_name if fleet is not None else ""
         trace = self.trace
         if trace is None and head is not None and head.trace:
             trace = seen(self.request.message.headers.get("traceparent"))
@@ -173,7 +175,7 @@ class Journey:
             self.request.message.method,
             self.route.path,
             fleet.name if fleet is not None else "",
-            fleet.policy_name if fleet is not None else "",
+            policy,
             self.parsed.get("stream") is True,
             self.start,
             self.read_at,
@@ -186,8 +188,9 @@ class Journey:
             prompt.reason if prompt is not None else "",
             prompt.seconds if prompt is not None else 0.0,
             prompt.off_loop if prompt is not None else False,
-            self.decisions,
-            self.attempts,
+            # Tuples of structs are none of the garbage collector's business, lists are.
+            tuple(self.decisions),
+            tuple(self.attempts),
             pace.gaps() if pace is not None else None,
             self.usage,
             len(self.body),

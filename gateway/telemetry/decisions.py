@@ -52,10 +52,10 @@ class DecisionLog:
 
     def add(self, record: RequestRecord) -> None:
         """Keep a request that has ended."""
-        size = record.size
-        self._recent.add(record, size)
+        record.kept_bytes = record.size
+        self._recent.add(record)
         if record.error_type is not None or (record.first_byte and record.first_byte - record.start >= self._slow):
-            self._kept.add(record, size)
+            self._kept.add(record)
         if self._subscribers:
             for subscriber in self._subscribers:
                 subscriber.put(record)
@@ -172,11 +172,10 @@ class Subscription:
 class _Ring:
     """Records, the oldest ones dropped beyond a number and a size."""
 
-    __slots__ = ("_bytes", "_count", "_limit", "_sizes", "records")
+    __slots__ = ("_bytes", "_count", "_limit", "records")
 
     def __init__(self) -> None:
         self.records: deque[RequestRecord] = deque()
-        self._sizes: deque[int] = deque()
         self._bytes = 0
         self._count = 0
         self._limit = 0
@@ -187,18 +186,20 @@ class _Ring:
         self._limit = size
         self._trim()
 
-    def add(self, record: RequestRecord, size: int) -> None:
-        """The newest one."""
-        self.records.append(record)
-        self._sizes.append(size)
-        self._bytes += size
-        if self._bytes > self._limit or len(self._sizes) > self._count:
-            self._trim()
+    def add(self, record: RequestRecord) -> None:
+        """The newest one; its `kept_bytes` are known."""
+        records = self.records
+        records.append(record)
+        self._bytes += record.kept_bytes
+        if len(records) > self._count or self._bytes > self._limit:
+            self._bytes -= records.popleft().kept_bytes
+            if self._bytes > self._limit:
+                self._trim()
 
     def _trim(self) -> None:
-        while self._sizes and (len(self._sizes) > self._count or self._bytes > self._limit):
-            self.records.popleft()
-            self._bytes -= self._sizes.popleft()
+        records = self.records
+        while records and (len(records) > self._count or self._bytes > self._limit):
+            self._bytes -= records.popleft().kept_bytes
 
 
 def _start(record: RequestRecord) -> float:

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from logging.handlers import RotatingFileHandler
 from secrets import token_bytes, token_hex
@@ -113,7 +114,9 @@ class RequestLogWriter:
                 _log.exception("a line of the request log could not be made")
                 continue
             self._handler.emit(logging.makeLogRecord({"msg": line}))
-        self._handler.close()
+        # What a full disk has not taken was counted line by line.
+        with suppress(OSError):
+            self._handler.close()
 
 
 class _Rotating(RotatingFileHandler):

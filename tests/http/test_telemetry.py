@@ -264,3 +264,135 @@ async def test_the_counters_add_up_after_a_mixed_run(start, http):
     for key, value in samples.items():
         if key.startswith("warmroute_upstream_connections{") and 'state="active"' in key:
             assert value == 0
+
+
+async def test_a_request_whose_first_worker_is_killed_shows_both_attempts_and_one_error(start, http, collector):
+    bench = await start(workers=2, telemetry=traces_to(collector), retries={"attempts": 2})
+    busy = await bench.client()
+    await busy.sends(http.post())
+    second, occupied, _ = await bench.arrives()
+    (first,) = (each for each in bench.workers if each is not second)
+    await first.stop()
+    # The other one has something to do, so this goes to the one that was killed.
+    client = await bench.client()
+    await client.sends(http.post({"model": "m", "stream": True}, fields="x-request-id: killed\r\n"))
+    _, worker, _ = await bench.arrives()
+    await worker.sends(http.SSE_HEAD + b"".join(http.chunk(b"data: %d\n\n" % n) for n in range(3)) + b"0\r\n\r\n")
+    assert (await client.receives()).status == 200
+    await occupied.sends(http.answer())
+    await busy.receives()
+    await bench.settles()
+
+    document = bench.gateway.decisions.get("killed").document()
+    urls = {f"127.0.0.1:{each.port}": each for each in bench.workers}
+    assert [urls[attempt["worker"]] for attempt in document["attempts"]] == [first, second]
+    broken, good = document["attempts"]
+    assert (broken["error"], broken["status"]) == ("upstream_connect", None)
+    assert (good["error"], good["status"]) == (None, 200)
+    assert (document["status"], document["outcome"], document["error"]) == (200, "completed", None)
+    assert urls[document["chosen"]] is second
+    assert len(document["candidates"]) == 1
+    assert len(document["earlier"]) == 1
+
+    await bench.gateway.stop(1)
+    collector.spans = [span for span in collector.spans if span.trace_id.hex() == document["trace_id"]]
+    assert len(collector.spans) == 4
+    server, client_span = collector.server(), collector.client()
+    assert server.span_id.hex() == document["span_id"]
+    assert [attributes(span).get("error.type") for span in collector.attempts()] == ["upstream_connect", None]
+    assert [span.name for span in collector.spans if span.status.code == 2] == ["POST"]
+    assert attributes(server)["http.response.status_code"] == 200
+    assert attributes(client_span)["server.port"] == second.port
+    names = [event.name for event in server.events]
+    assert names.count("warmroute.route") == 2
+    assert names[-2:] == ["warmroute.first_byte_sent", "warmroute.end"]
+
+
+async def test_a_request_is_seen_while_it_runs_and_kept_when_it_has_ended(start, http):
+    bench = await start()
+    decisions = bench.gateway.decisions
+    client = await bench.client()
+    await client.sends(
+        http.post({"model": "m", "stream": True}, fields=f"x-request-id: one\r\ntraceparent: {PARENT}\r\n")
+    )
+    worker, _ = await bench.worker.receives()
+    (running,) = decisions.running()
+    assert (running.id, running.outcome, running.status) == ("one", "running", 0)
+    assert orjson.loads(orjson.dumps(running.document()))["timings"]["first_byte"] is None
+    assert decisions.recent(10) == []
+    await worker.sends(http.SSE_HEAD)
+    for number in range(4):
+        await worker.sends(http.chunk(b"data: %d\n\n" % number))
+        await asyncio.sleep(0.02)
+    await worker.sends(b"0\r\n\r\n")
+    await client.receives()
+    await bench.settles()
+    assert decisions.running() == []
+    (record,) = decisions.recent(10)
+    document = record.document()
+    assert decisions.get("one") is record
+    assert document["trace_id"] == PARENT.split("-")[1]
+    assert document["sampled"] is False
+    timings = document["timings"]
+    assert 0 < timings["read"] < timings["first_byte"] < timings["total"]
+    assert timings["first_byte"] + 0.05 < timings["total"]
+    assert timings["decide"] > 0
+    assert document["gaps"]["count"] == 3
+    assert 0.01 < document["gaps"]["p50"] <= document["gaps"]["max"]
+    assert document["bytes_in"] > 0
+    assert document["bytes_out"] > 0
+
+
+async def test_a_request_that_the_gateway_refused_is_kept_with_its_reason(start, http):
+    bench = await start()
+    client = await bench.client()
+    await client.sends(http.post({"model": "none"}))
+    assert (await client.receives()).status == 404
+    (record,) = bench.gateway.decisions.recent(10, error=True)
+    assert record.summary()["error"] == "model_not_found"
+    assert record.document()["error"]["message"]
+
+
+async def test_bodies_are_kept_only_where_capture_is_on(start, http):
+    for capture, expected in ({}, None), ({"enabled": True}, {"model": "m", "user": "<redacted>"}):
+        bench = await start(telemetry={"capture": capture})
+        client = await bench.client()
+        await client.sends(http.post({"model": "m", "user": "alice"}))
+        worker, _ = await bench.worker.receives()
+        await worker.sends(http.answer())
+        await client.receives()
+        await bench.settles()
+        (record,) = bench.gateway.decisions.recent(10)
+        assert record.document().get("capture") == (expected and {"request": expected})
+        await bench.gateway.stop(1)
+
+
+async def test_the_request_log_gets_a_line_with_what_the_answer_cost(start, http, tmp_path):
+    path = tmp_path / "requests.jsonl"
+    bench = await start(telemetry={"request_log": {"file": str(path)}})
+    client = await bench.client()
+    await client.sends(http.post({"model": "m", "messages": [{"role": "user", "content": "secret"}], "user": "alice"}))
+    worker, _ = await bench.worker.receives()
+    await worker.sends(http.answer(b'{"usage":{"prompt_tokens":10,"completion_tokens":3}}'))
+    await client.receives()
+    await bench.settles()
+    await bench.gateway.stop(1)
+    (line,) = path.read_bytes().splitlines()
+    document = orjson.loads(line)
+    assert document["actual"]["prompt_tokens"] == 10
+    assert document["actual"]["output_tokens"] == 3
+    assert document["session"]
+    assert b"secret" not in line
+    assert b"alice" not in line
+
+
+async def test_with_everything_off_nothing_is_kept(start, http):
+    bench = await start(telemetry={"decisions": {"count": 0}})
+    client = await bench.client()
+    await client.sends(http.post())
+    worker, _ = await bench.worker.receives()
+    assert bench.gateway.decisions.running() == []
+    await worker.sends(http.answer())
+    await client.receives()
+    await bench.settles()
+    assert bench.gateway.decisions.recent(10) == []
