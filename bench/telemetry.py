@@ -2,7 +2,7 @@
 
 Each row is the least of several runs (the machine may be busy with other things) of CPU time of this thread, with the cost
 of the empty loop taken off. Spans go to an exporter that discards them at once: what is measured is what the event loop's
-thread pays. `export` is what the exporter's thread pays for encoding, holding the interpreter lock.
+thread pays. `export` is what the exporter's thread pays for making and encoding them, holding the interpreter lock.
 """
 
 import argparse
@@ -12,19 +12,30 @@ import os
 import time
 from collections.abc import Callable
 from random import Random
+from time import monotonic
+from types import SimpleNamespace
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from backends.registry import driver_named
-from gateway.config.schema import Logs, Telemetry, Traces
+from gateway.config.schema import Decisions, Logs, Telemetry, Traces
 from gateway.fleet.worker import Worker
+from gateway.http.journey import Journey
+from gateway.http.report import Reports
+from gateway.http.routes import ROUTES
 from gateway.telemetry.collector import Readings
+from gateway.telemetry.decisions import DecisionLog
 from gateway.telemetry.export import BATCH, BoundedProcessor
 from gateway.telemetry.logs import RequestLog, configure
 from gateway.telemetry.metrics import Metrics, Outcome
-from gateway.telemetry.recording import Recorder
-from gateway.telemetry.spans import Tracing, is_valid_traceparent
+from gateway.telemetry.pace import KEPT, Pace
+from gateway.telemetry.record import Attempt, Decided, loads_of
+from gateway.telemetry.recording import Recorder, resource_of, spans_of
+from gateway.telemetry.spans import Tracing
+from gateway.telemetry.w3c import is_valid_traceparent
+from policies.base import RouteRequest
+from policies.registry import Registry
 
 PATH = "/v1/chat/completions"
 CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00", "tracestate": "vendor=a"}
@@ -32,14 +43,10 @@ SAMPLED = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-
 
 
 class Discard(SpanExporter):
-    """Keeps the latest batch and sends nothing."""
+    """Sends nothing."""
 
-    def __init__(self) -> None:
-        self.batch = ()
-
-    def export(self, spans):
+    def export(self, spans):  # noqa: ARG002
         """Accept a batch."""
-        self.batch = spans
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
@@ -104,26 +111,84 @@ def fleet_of(workers):
     return metrics
 
 
-def spans_rows(rounds, runs):
-    worker = Worker(url="http://10.0.0.1:8000", driver=driver_named("vllm"), model="m", worker_id="w1")
+def record_rows(rounds, runs):
+    """What a record costs: a request's bookkeeping with one less the same without, each the least of many short runs in turn."""
+    for count in (2, 8, 64):
+        with_record, without = _bookkeeping(count, recording=True), _bookkeeping(count, recording=False)
+        pairs = [(cost(with_record, 500, 1), cost(without, 500, 1)) for _ in range(max(20, runs * rounds // 20_000))]
+        yield (
+            f"decision record, {count} workers",
+            min(pair[0] for pair in pairs) - min(pair[1] for pair in pairs),
+        )
+    record = _record()
+    yield (
+        "decision record: its document, 8 workers, when somebody looks",
+        cost(record.document, max(1, rounds // 1000), runs),
+    )
+    pace = Pace()
 
-    def request(tracing, headers):
-        def run():
-            span = tracing.server_span("POST", PATH, headers)
-            attempt = span.attempt(worker, "m", 0)
-            attempt.inject()
-            attempt.end(200, None, 0.25)
-            span.end(
-                200, Outcome.COMPLETED, None, model="m", worker_id="w1", request_id="r", attempts=1, bytes_out=1000
+    def read():
+        stamps = pace.stamps
+        stamps.append(monotonic())
+        if len(stamps) > KEPT:
+            pace.fold()
+
+    yield "a read of a stream", cost(read, rounds, runs)
+
+
+def _bookkeeping(count, *, recording):
+    """All that a request does beside its bytes: decide, count, report."""
+    workers = [Worker(url=f"http://10.0.0.{number}", driver=driver_named("vllm"), model="m") for number in range(count)]
+    for worker in workers:
+        worker.routable = True
+    policy = Registry.default().build("leastload", {})
+    candidates = [worker.candidate for worker in workers]
+    telemetry = Telemetry(decisions=Decisions(count=2000 if recording else 0))
+    reports = Reports(telemetry, Metrics(["m"], [PATH], []), DecisionLog(telemetry.decisions), None)
+    headers = {"host": "x", "content-type": "application/json", "user-agent": "bench"}
+    message = SimpleNamespace(method="POST", headers=headers)
+    request = SimpleNamespace(message=message)
+    head = SimpleNamespace(request_id=b"00000000000000000000000a", trace=[])
+    fleet = SimpleNamespace(name="m", policy_name="leastload")
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 1000}], "stream": True, "max_tokens": 100}
+
+    def run():
+        journey = Journey(request, ROUTES[PATH], PATH, monotonic())
+        reports.begun(journey)
+        journey.head, journey.parsed, journey.fleet = head, body, fleet
+        asked = journey.route_request = RouteRequest(model="m", path=PATH, headers=headers, body=body)
+        asked.now = now = monotonic()
+        decision = policy.decide(asked, candidates)
+        done = monotonic()
+        if reports.recording:
+            journey.decisions.append(
+                Decided(policy, asked, candidates, loads_of(candidates), decision, now, done - now)
             )
+        lease = decision.chosen.worker.acquire(0, now=now)
+        attempt = Attempt(decision.chosen.worker, monotonic())
+        journey.attempts.append(attempt)
+        attempt.seconds = monotonic() - attempt.at
+        lease.release(monotonic())
+        journey.status, journey.outcome = 200, Outcome.COMPLETED
+        journey.first_byte_at = journey.end = monotonic()
+        reports.ended(journey)
+        return journey
 
-        return run
+    return run
 
+
+def _record(trace=None):
+    journey = _bookkeeping(8, recording=True)()
+    journey.trace = trace
+    return journey.record()
+
+
+def spans_rows(rounds, runs):
     off = Tracing.from_config(Telemetry())
 
     def without():
         if off is not None:
-            request(off, CALLER)()
+            off.begin(CALLER)
 
     yield "spans off", cost(without, rounds, runs)
     yield (
@@ -137,17 +202,32 @@ def spans_rows(rounds, runs):
         ("spans, sample 100 %", 1.0, {}),
         ("spans, caller sampled", 0.0, SAMPLED),
     ):
-        exporter = Discard()
-        processor = BoundedProcessor(exporter, queue=1_000_000, batch=BATCH)
+        processor = BoundedProcessor(Discard(), queue=1_000_000, batch=BATCH)
         tracing = Tracing(Traces(exporter="console", sample=sample), Recorder("bench", processor), Random(1))
-        yield name, cost(request(tracing, headers), max(1, rounds // 20), runs)
-        tracing.shutdown(10.0)
+        record = _record()
+
+        def request(tracing=tracing, record=record, headers=headers):
+            trace = tracing.begin(headers)
+            trace.lines(0)
+            if trace.sampled:
+                record.trace = trace
+                tracing.ended(record)
+
+        yield name, cost(request, max(1, rounds // 20), runs)
+        tracing.shutdown(30.0)
         if tracing.dropped:
             raise SystemExit(f"{tracing.dropped} spans were dropped: the number means nothing")
-        if sample == 1.0 and headers == {}:
-            batch = list(exporter.batch)
-            encode = cost(lambda batch=batch: encode_spans(batch).SerializeToString(), max(1, rounds // 5000), runs)
-            yield "export thread: encoding the 2 spans of a request", encode / len(batch) * 2
+    resource = resource_of("bench")
+    record = _record(Tracing(Traces(sample=1.0), None, Random(1)).begin({}))
+    made = spans_of(record, resource)
+    few = max(1, rounds // 5000)
+    yield (
+        "export thread: making the 3 spans of a request, 8 candidates",
+        cost(lambda: spans_of(record, resource), few, runs),
+    )
+    batch = made * BATCH
+    encode = cost(lambda: encode_spans(batch).SerializeToString(), max(1, few // 20), runs)
+    yield "export thread: encoding them", encode / BATCH
 
 
 def log_rows(rounds, runs):
@@ -185,7 +265,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="the least of so many runs counts")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     options = parser.parse_args()
-    rows = [row for group in (metrics_rows, spans_rows, log_rows) for row in group(options.rounds, options.runs)]
+    rows = [
+        row
+        for group in (metrics_rows, record_rows, spans_rows, log_rows)
+        for row in group(options.rounds, options.runs)
+    ]
     if options.json:
         print(json.dumps({name: round(value, 3) for name, value in rows}))
         return

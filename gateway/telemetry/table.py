@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from policies.base import Candidate, Explaining, Explanation, Match, RouteRequest, Row, WorkerView
+from policies.scorers.ttft import predicted_ttft
 
 if TYPE_CHECKING:
     from gateway.telemetry.record import Decided
@@ -105,10 +106,6 @@ def table_of(decided: "Decided", *, ask: bool = True) -> Table:
 
 def ttft_of(decided: "Decided") -> float | None:
     """Seconds to the first token that the chosen worker was predicted to need."""
-    try:
-        from policies.scorers.ttft import predicted_ttft  # noqa: PLC0415  # being made
-    except ImportError:
-        return None
     chosen = _chosen(decided)
     return predicted_ttft(_request(decided), chosen) if chosen is not None else None
 
