@@ -26,12 +26,15 @@ class FitsContext:
         prompt = request.prompt_tokens
         if prompt <= 0:
             return candidates
-        limits = [candidate.worker.capabilities.max_model_len for candidate in candidates]
-        known = [limit for limit in limits if limit is not None]
-        whole = prompt + wanted_tokens(request)
-        if not known or whole <= min(known):
+        whole = prompt + max(1, wanted_tokens(request))
+        for candidate in candidates:
+            limit = candidate.worker.capabilities.max_model_len
+            if limit is not None and limit < whole:
+                break
+        else:
             return candidates
-        for tokens in (whole, prompt + 1):  # at least one token of an answer
+        limits = [candidate.worker.capabilities.max_model_len for candidate in candidates]
+        for tokens in (whole, prompt + 1):
             fitting = [
                 candidate
                 for candidate, limit in zip(candidates, limits, strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config.schema import Capabilities
+from gateway.fleet.worker import Worker
 from policies.base import NO_MATCH, Candidate, Match, Policy, RouteRequest
 from policies.pipeline import Pipeline
 from policies.registry import Registry
@@ -237,5 +238,21 @@ def replay(build) -> Callable[..., Replay]:
 
     def make(preset: str, workers: int, requests: Iterable[Any], **profile: Any) -> Replay:
         return Replay(build(preset), workers, **profile).run(requests)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real() -> Callable[..., Candidate]:
+    """A candidate with the gateway's own worker: `match` in tokens or as a `Match`, the rest as its capabilities."""
+
+    def make(match: int | Match = 0, worker_id: str = "w", **section: Any) -> Candidate:
+        section = {"prefill_rate": 1000.0, "overhead": 0.5, "prefill": "exclusive"} | section
+        worker = Worker(
+            url="http://127.0.0.1:1", driver=None, model="m", worker_id=worker_id, capabilities=Capabilities(**section)
+        )
+        worker.routable = True
+        held = match if isinstance(match, Match) else Match(device=match, source="event") if match else NO_MATCH
+        return Candidate(worker, held)
 
     return make

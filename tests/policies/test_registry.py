@@ -15,7 +15,18 @@ from policies.presets import Step as RecipeStep
 from policies.registry import Registry
 
 REQUEST = RouteRequest(model="m")
-PRESETS = ["chwbl", "kvaware", "leastload", "lmetric", "p2c", "prefixaware", "roundrobin", "session"]
+PRESETS = [
+    "chwbl",
+    "dynamo-cost",
+    "kvaware",
+    "leastload",
+    "lmetric",
+    "p2c",
+    "prefixaware",
+    "roundrobin",
+    "session",
+    "ttft",
+]
 
 
 class Constant:
@@ -87,17 +98,35 @@ def constant(**parameters):
 def test_every_built_in_name_is_there():
     registry = Registry.default()
     assert registry.presets() == PRESETS
-    assert registry.types("filter") == ["healthy", "model", "untried"]
+    assert registry.types("filter") == [
+        "fits-context",
+        "has-slot",
+        "healthy",
+        "lora",
+        "model",
+        "prefix-bucket-cap",
+        "role",
+        "untried",
+    ]
     assert registry.types("scorer") == [
+        "dynamo-cost",
         "in-flight",
         "in-flight-tokens",
+        "kv-pressure",
         "lmetric",
+        "lora-affinity",
+        "lru",
+        "predicted-latency",
         "prefill-cost",
         "prefix-hash",
         "prefix-match",
+        "queue",
         "random",
         "round-robin",
+        "running-requests",
         "session",
+        "tier-weighted-match",
+        "ttft",
         "uncached-tokens",
     ]
     assert registry.types("picker") == ["lowest-cost", "power-of-two"]
