@@ -45,6 +45,7 @@ class GatewayError(Exception):
         retry: whether another worker may try.
         close: the client's connection must be closed after the answer.
         retry_after: seconds for the `Retry-After` header.
+        lines: further header lines, each with its CRLF.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class GatewayError(Exception):
         retry: Retry = Retry.NO,
         close: bool = False,
         retry_after: int | None = None,
+        lines: bytes = b"",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -72,6 +74,7 @@ class GatewayError(Exception):
         self.retry = retry
         self.close = close
         self.retry_after = retry_after
+        self.lines = lines
 
 
 def _api_type(status: int) -> str:

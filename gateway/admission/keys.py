@@ -20,8 +20,6 @@ PREFIX: Final = "wr-"
 HASH: Final = "sha256:"
 MIN_LENGTH: Final = 20
 """Characters of a key that somebody else made: what is shorter can be guessed."""
-POLL: Final = 2.0
-"""Seconds between two looks at the files of keys."""
 MAX_BYTES: Final = 4 << 20
 """A file of keys above this is a mistake; 10,000 hashes are 0.7 MiB."""
 
@@ -112,32 +110,24 @@ class KeyFiles:
         error: why the files as they are now can't be used, or None.
     """
 
-    __slots__ = ("_paths", "_poll", "_seen", "_use", "error")
+    __slots__ = ("_paths", "_seen", "_use", "error")
 
-    def __init__(
-        self, paths: Iterable[str], use: Callable[[Mapping[str, frozenset[bytes]]], None], *, poll: float = POLL
-    ) -> None:
-        """Begin before the files are read for the first time, so that no change is missed.
+    def __init__(self, paths: Iterable[str], use: Callable[[Mapping[str, frozenset[bytes]]], None]) -> None:
+        """Make it before the files are read for the first time, so that no change is missed. Blocks, for as long as a `stat` takes.
 
         Args:
             paths: the files.
             use: takes all files' digests, or raises KeysError and changes nothing.
-            poll: seconds between two looks.
         """
         self._paths = tuple(paths)
         self._use = use
-        self._poll = poll
         self._seen = self._signatures()
         self.error: str | None = None
 
-    async def run(self) -> None:
-        """Look again and again, until cancelled; at once done where there is nothing to look at."""
-        while self._paths:
-            await asyncio.sleep(self._poll)
-            await self.look()
-
     async def look(self) -> None:
         """Read all files if one has changed."""
+        if not self._paths:
+            return
         # Looked at before reading: what changes in between is seen the next time.
         signatures = await asyncio.to_thread(self._signatures)
         if signatures == self._seen:

@@ -55,6 +55,8 @@ def error_answer(
         lines.append(b"x-request-id: %b\r\n" % request_id)
     if error.retry_after is not None:
         lines.append(b"retry-after: %d\r\n" % error.retry_after)
+    if error.lines:
+        lines.append(error.lines)
     if error.status == 405:
         lines.append(b"allow: %b\r\n" % (error.param or "POST").encode())
     if close:
