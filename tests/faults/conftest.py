@@ -46,10 +46,10 @@ class Stage:
 
 @pytest.fixture
 async def stage(start: Any) -> AsyncIterator[Any]:
-    """`await stage(workers=2, timeouts={...}, ...)`: see `Stage`; keywords as for `start`."""
+    """`await stage(workers=2, timeouts={...}, ...)`: see `Stage`; keywords as for `start`. With `direct` no proxies are between."""
     ending = contextlib.AsyncExitStack()
 
-    async def begin(workers: int = 2, *, events: int = 5, **sections: Any) -> Stage:
+    async def begin(workers: int = 2, *, events: int = 5, direct: bool = False, **sections: Any) -> Stage:
         sturdy = [SturdyWorker(events) for _ in range(workers)]
         proxies = []
         for number, worker in enumerate(sturdy):
@@ -58,7 +58,8 @@ async def stage(start: Any) -> AsyncIterator[Any]:
             proxies.append(proxy := FaultProxy(worker.port, seed=number))
             await proxy.start()
             ending.push_async_callback(proxy.stop)
-        model = {"workers": [{"url": proxy.url, "driver": "vllm"} for proxy in proxies]}
+        urls = [each.url for each in (sturdy if direct else proxies)]
+        model = {"workers": [{"url": url, "driver": "vllm"} for url in urls]}
         return Stage(await start(workers=0, model=model, **sections), sturdy, proxies)
 
     yield begin

@@ -32,8 +32,13 @@ class SturdyWorker:
         self._server: asyncio.Server | None = None
         self.connections: set[_Connection] = set()
 
+    @property
+    def url(self) -> str:
+        """Where it listens, or listened."""
+        return f"http://127.0.0.1:{self.port}"
+
     async def start(self) -> None:
-        """Listen on a free port."""
+        """Listen on a free port, or again on that it had."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
