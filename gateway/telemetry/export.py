@@ -5,22 +5,23 @@ import os
 import sys
 import threading
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import orjson
 import structlog
 from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
 if TYPE_CHECKING:
     from gateway.config.schema import Traces
+    from gateway.telemetry.record import RequestRecord
 
 QUEUE: Final = 2048
 """Requests that may wait: two seconds of 1,000 a second, all sampled."""
@@ -39,21 +40,36 @@ _SAMPLED_CONTEXT: Final = SpanContext(1, 1, is_remote=False, trace_flags=TraceFl
 _NO_RESOURCE: Final = Resource({})
 
 
+class Exporter(Protocol):
+    """Where spans go."""
+
+    def send(self, data: bytes) -> bool:
+        """Send an ``ExportTraceServiceRequest``; False: it did not arrive. May block: called by the exporting thread."""
+
+    def shutdown(self) -> None:
+        """Give up whatever is going on. May be called by another thread."""
+
+
 class Finished(ReadableSpan):
-    """Stands in the queue for all spans of one finished request, which are made when their turn comes, in the exporter's thread.
+    """Stands in the SDK's queue for all spans of one finished request, which are made when their turn comes.
 
     Attributes:
-        count: how many they will be.
+        encode: makes the spans of several.
+        record: of the request.
+        count: how many spans it has.
     """
 
-    def __init__(self, make: Callable[[], Sequence[ReadableSpan]], count: int = 1) -> None:
+    def __init__(
+        self, encode: "Callable[[Sequence[RequestRecord]], bytes]", record: "RequestRecord", count: int
+    ) -> None:
         super().__init__("", context=_SAMPLED_CONTEXT, resource=_NO_RESOURCE)
-        self.make = make
+        self.encode = encode
+        self.record = record
         self.count = count
 
 
 class CountingExporter(SpanExporter):
-    """Counts what happens to spans, and logs once when exports begin to fail and once when they work again.
+    """What the SDK's processor exports to. Counts what happens to spans, and logs once when exports begin to fail and once when they work again.
 
     Attributes:
         taken: requests that left the queue.
@@ -61,7 +77,7 @@ class CountingExporter(SpanExporter):
         failed: spans that did not.
     """
 
-    def __init__(self, inner: SpanExporter) -> None:
+    def __init__(self, inner: Exporter) -> None:
         self._inner = inner
         self._working = True
         self._closed = False
@@ -70,18 +86,17 @@ class CountingExporter(SpanExporter):
         self.failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Hand one batch of `Finished` on; called by the processor's thread."""
+        """Make the spans of a batch of `Finished` and hand them on; called by the processor's thread."""
         batch = cast("Sequence[Finished]", spans)
         count = sum(finished.count for finished in batch)
         self.taken += len(batch)
-        result = SpanExportResult.FAILURE
+        working = False
         reason = "refused or unreachable"
         if not self._closed:
             try:
-                result = self._inner.export([span for finished in batch for span in finished.make()])
+                working = self._inner.send(batch[0].encode([finished.record for finished in batch]))
             except Exception as error:  # noqa: BLE001  # a broken exporter loses spans, nothing else
                 reason = f"{type(error).__name__}: {error}"
-        working = result is SpanExportResult.SUCCESS
         if working:
             self.exported += count
         else:
@@ -92,7 +107,7 @@ class CountingExporter(SpanExporter):
                 _log.info("spans are exported again", lost=self.failed)
             else:
                 _log.warning("spans cannot be exported", reason=reason)
-        return result
+        return SpanExportResult.SUCCESS if working else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         """Give up whatever is going on."""
@@ -108,7 +123,7 @@ class BoundedProcessor(BatchSpanProcessor):
     request that finds `QUEUE` others waiting is not queued, so that never happens.
     """
 
-    def __init__(self, exporter: SpanExporter, *, queue: int = QUEUE, batch: int = BATCH, delay: float = DELAY) -> None:
+    def __init__(self, exporter: Exporter, *, queue: int = QUEUE, batch: int = BATCH, delay: float = DELAY) -> None:
         self._counting = CountingExporter(exporter)
         self._limit = queue
         self._accepted = 0
@@ -155,33 +170,92 @@ class BoundedProcessor(BatchSpanProcessor):
             _log.warning("spans were lost", lost=lost + self._refused)
 
 
-class FileExporter(SpanExporter):
-    """Appends one line per span: an OTLP/JSON ``ExportTraceServiceRequest``, as collectors' file receivers read it."""
+class LinesExporter:
+    """Writes one line per request: an OTLP/JSON ``ExportTraceServiceRequest``, as collectors' file receivers read it."""
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, descriptor: int, *, close: bool) -> None:
+        """`close`: the descriptor is ours."""
+        self._descriptor = descriptor
+        self._close = close
         self._lock = threading.Lock()
         self._open = True
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    @classmethod
+    def to_file(cls, path: str) -> Self:
+        """Append to a file.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        return cls(os.open(Path(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), close=True)
+
+    def send(self, data: bytes) -> bool:
         """Write one batch with one call, so that lines of several processes do not mix."""
-        lines = b"".join(orjson.dumps(otlp_json([span]), option=orjson.OPT_APPEND_NEWLINE) for span in spans)
+        line = orjson.dumps(otlp_json(data), option=orjson.OPT_APPEND_NEWLINE)
         with self._lock:
             if not self._open:
-                return SpanExportResult.FAILURE
-            while lines:
-                lines = lines[os.write(self._descriptor, lines) :]
-        return SpanExportResult.SUCCESS
+                return False
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        return True
 
     def shutdown(self) -> None:
         """Close the file."""
         with self._lock:
             if self._open:
                 self._open = False
-                os.close(self._descriptor)
+                if self._close:
+                    os.close(self._descriptor)
 
 
-def exporter_for(traces: "Traces") -> SpanExporter:
+class HttpExporter:
+    """OTLP over HTTP, with the SDK's client: its retries, its proxies, its TLS.
+
+    The SDK's exporters take spans of the SDK only, so what is beneath them is used; the dependency is locked, and tests have a real collector.
+    """
+
+    def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
+        # It logs every failed try; `CountingExporter` says the same once.
+        logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
+        self._exporter = OTLPSpanExporter(endpoint, headers=headers or None, timeout=EXPORT_TIMEOUT)
+
+    def send(self, data: bytes) -> bool:
+        """Send it, again if need be, for `EXPORT_TIMEOUT` seconds."""
+        return self._exporter._client.export(data).success  # noqa: SLF001
+
+    def shutdown(self) -> None:
+        """Give up."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+class GrpcExporter:
+    """OTLP over gRPC, with the SDK's client; TLS if the endpoint says ``https``."""
+
+    def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
+        # 40 ms and 15 MB that nobody else must pay.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc  # noqa: PLC0415
+
+        class Encoded(Grpc):
+            """Sends what is encoded already."""
+
+            def _translate_data(self, data: Any) -> ExportTraceServiceRequest:
+                return cast("ExportTraceServiceRequest", ExportTraceServiceRequest.FromString(data[0]))
+
+        logging.getLogger("opentelemetry.exporter.otlp.proto.grpc").setLevel(logging.CRITICAL)
+        lower = {name.lower(): value for name, value in headers.items()}
+        insecure = not endpoint.startswith("https")
+        self._exporter = Encoded(endpoint, insecure=insecure, headers=lower or None, timeout=EXPORT_TIMEOUT)
+
+    def send(self, data: bytes) -> bool:
+        """Send it, again if need be, for `EXPORT_TIMEOUT` seconds."""
+        return self._exporter.export(cast("Any", [data])) is SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        """Give up."""
+        self._exporter.shutdown()
+
+
+def exporter_for(traces: "Traces") -> Exporter:
     """The exporter that the configuration names.
 
     Raises:
@@ -189,33 +263,23 @@ def exporter_for(traces: "Traces") -> SpanExporter:
         ValueError: `file` is missing for the exporter of that name.
     """
     if traces.exporter == "otlp":
-        # It logs every failed try; `CountingExporter` says the same once.
-        logging.getLogger("opentelemetry.exporter.otlp.proto.http").setLevel(logging.CRITICAL)
-        endpoint = traces.endpoint or HTTP_ENDPOINT
-        return OTLPSpanExporter(endpoint, headers=traces.headers or None, timeout=EXPORT_TIMEOUT)
+        return HttpExporter(traces.endpoint or HTTP_ENDPOINT, traces.headers)
     if traces.exporter == "otlp-grpc":
-        return _grpc_exporter(traces)
+        return GrpcExporter(traces.endpoint or GRPC_ENDPOINT, traces.headers)
     if traces.exporter == "file":
         if not traces.file:
             raise ValueError("telemetry.traces.file: the file exporter needs a path")
-        return FileExporter(traces.file)
-    return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: span.to_json(indent=None) + "\n")
+        return LinesExporter.to_file(traces.file)
+    return LinesExporter(sys.stderr.fileno(), close=False)
 
 
-def _grpc_exporter(traces: "Traces") -> SpanExporter:
-    """OTLP over gRPC; TLS if the endpoint says ``https``."""
-    # 40 ms and 15 MB that nobody else must pay.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc  # noqa: PLC0415
+def otlp_json(data: bytes) -> dict[str, Any]:
+    """An encoded ``ExportTraceServiceRequest`` in OTLP's JSON form: protobuf's, but with ids in hexadecimal and enums as numbers.
 
-    logging.getLogger("opentelemetry.exporter.otlp.proto.grpc").setLevel(logging.CRITICAL)
-    endpoint = traces.endpoint or GRPC_ENDPOINT
-    headers = {name.lower(): value for name, value in traces.headers.items()}
-    return Grpc(endpoint, insecure=not endpoint.startswith("https"), headers=headers or None, timeout=EXPORT_TIMEOUT)
-
-
-def otlp_json(spans: Sequence[ReadableSpan]) -> dict[str, Any]:
-    """Spans as one OTLP/JSON ``ExportTraceServiceRequest``: protobuf's form, but with ids in hexadecimal and enums as numbers."""
-    document: dict[str, Any] = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
+    https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
+    """
+    message = ExportTraceServiceRequest.FromString(data)
+    document: dict[str, Any] = MessageToDict(message, use_integers_for_enums=True)
     for resource in document["resourceSpans"]:
         for scope in resource["scopeSpans"]:
             for span in scope["spans"]:

@@ -9,7 +9,7 @@ import time
 import pytest
 import structlog
 
-from gateway.telemetry.export import BoundedProcessor, FileExporter, exporter_for
+from gateway.telemetry.export import BoundedProcessor, LinesExporter, exporter_for
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.recording import Recorder
@@ -130,7 +130,7 @@ async def test_spans_after_shutdown_are_counted_and_a_second_shutdown_does_nothi
 
 
 async def test_a_full_disk_costs_spans_and_nothing_else(otlp):
-    tracing = tracing_with(otlp(), FileExporter("/dev/full"), delay=0.01)
+    tracing = tracing_with(otlp(), LinesExporter.to_file("/dev/full"), delay=0.01)
     spans(tracing, 5)
     await until(lambda: tracing.dropped == 5)
     await closed(tracing)
@@ -138,7 +138,7 @@ async def test_a_full_disk_costs_spans_and_nothing_else(otlp):
 
 def test_a_trace_file_in_a_missing_folder_is_an_error_at_start(tmp_path):
     with pytest.raises(FileNotFoundError):
-        FileExporter(str(tmp_path / "missing" / "spans.jsonl"))
+        LinesExporter.to_file(str(tmp_path / "missing" / "spans.jsonl"))
 
 
 async def test_a_process_ends_in_time_though_its_collector_hangs(otlp, collector):

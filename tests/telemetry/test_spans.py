@@ -29,7 +29,7 @@ from gateway.prompt.prompt import How
 from gateway.telemetry.export import otlp_json
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.pace import Gaps
-from gateway.telemetry.recording import ROWS, TABLE_BYTES, resource_of, spans_of
+from gateway.telemetry.recording import ROWS, TABLE_BYTES, encoded, resource_of
 from gateway.telemetry.spans import Trace, Tracing
 from gateway.telemetry.w3c import parse_traceparent
 
@@ -312,7 +312,7 @@ def test_the_spans_of_a_request_have_ids_of_their_own():
 
 
 async def test_a_request_that_nobody_traced_can_be_seen_as_spans_all_the_same(finished):
-    document = otlp_json(spans_of(finished(None), resource_of("gw")))
+    document = otlp_json(encoded([finished(None)], resource_of("gw")))
     (server, client, attempt) = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert client["parentSpanId"] == server["spanId"]
     assert attempt["parentSpanId"] == client["spanId"]
@@ -351,9 +351,8 @@ async def test_the_file_exporter_writes_otlp_json_lines(tmp_path, finished):
     trace = tracing.begin(SAMPLED)
     tracing.ended(finished(trace))
     await asyncio.to_thread(tracing.shutdown)
-    server, client, attempt = (
-        orjson.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0] for line in path.read_bytes().splitlines()
-    )
+    (line,) = path.read_bytes().splitlines()
+    server, client, attempt = orjson.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
     assert client["traceId"] == server["traceId"] == trace.trace_id
     assert client["parentSpanId"] == server["spanId"]
     assert attempt["parentSpanId"] == client["spanId"]
@@ -363,15 +362,15 @@ async def test_the_file_exporter_writes_otlp_json_lines(tmp_path, finished):
     assert {"key": "http.route", "value": {"stringValue": PATH}} in server["attributes"]
 
 
-async def test_the_console_exporter_writes_one_json_line_per_span_to_standard_error(capsys, finished):
+async def test_the_console_exporter_writes_the_same_lines_to_standard_error(capfd, finished):
     tracing = Tracing.from_config(Telemetry(traces=Traces(exporter="console", sample=1.0)))
     trace = tracing.begin({})
     tracing.ended(finished(trace, []))
     await asyncio.to_thread(tracing.shutdown)
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert out == ""
     (line,) = err.splitlines()
-    assert orjson.loads(line)["context"]["trace_id"] == f"0x{trace.trace_id}"
+    assert orjson.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == trace.trace_id
 
 
 class GrpcCollector(TraceServiceServicer):
