@@ -243,6 +243,17 @@ class TierTimes(Struct, frozen=True, kw_only=True):
     """Of shared memory: disk, Redis, tiered storage."""
 
 
+class WorkerLimits(Struct, frozen=True, kw_only=True):
+    """How much is sent to one worker: HyperPod's `requestLimits`. What does not fit waits in the gateway."""
+
+    max_concurrent: Positive | None = None
+    """Requests at once, where that is less than its slots (`maxConcurrentRequests`)."""
+    max_queue: Count | None = None
+    """Requests that may wait for it (`maxQueueSize`): those of all workers of a model together are the bound of its line."""
+    overflow_status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 429
+    """The status of answers to requests beyond that (`overflowStatusCode`)."""
+
+
 class Worker(Struct, frozen=True, kw_only=True):
     """One inference server process behind one URL."""
 
@@ -266,6 +277,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     """The socket of the LMCache server that it uses, if that publishes events of its own (`--kv-events-endpoint`)."""
     forget_after: TierTimes = TierTimes()
     """For memories whose removals it never reports: when to forget what is there."""
+    limits: WorkerLimits = WorkerLimits()
+    """How much is sent to it at once, and how much may wait for it."""
 
 
 class PolicyChoice(Struct, frozen=True, kw_only=True):
@@ -275,6 +288,21 @@ class PolicyChoice(Struct, frozen=True, kw_only=True):
     """The header field. A request without it goes by the model's policy; one that names anything else is answered 400."""
     allowed: tuple[Name, ...]
     """Presets, or names under `policies`."""
+
+
+class Admission(Struct, frozen=True, kw_only=True):
+    """Requests wait in the gateway, by priority, deadline and tenant, as long as no worker has a slot for them."""
+
+    max_requests: Count = 1000
+    """Requests that wait at once; beyond it those of the lowest priority are answered 429."""
+    max_tokens: Count = 10_000_000
+    """Tokens of their prompts, where known."""
+    max_wait: Seconds = 60.0
+    """A request that has waited so long is answered 429; 0: no limit."""
+    prefill_ahead: Seconds = 1.0
+    """A worker that computes one prompt at a time (Neuron) gets another one while less than so many seconds of prefill are before it."""
+    aging: Seconds = 10.0
+    """One turn in eight goes to whoever has waited longest, if that is longer than this: nothing starves."""
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -298,6 +326,8 @@ class Model(Struct, frozen=True, kw_only=True):
     """Without a tokenizer: ask the workers for tokens always (on), where a hit is worth the question (auto), or never (off)."""
     pass_token_ids: Literal["auto", "on", "off"] = "auto"  # noqa: S105 - tokens of a prompt
     """Send the ids along, so that the worker neither renders nor tokenizes: where it is proven to honour them (auto), always, or never."""
+    admission: Admission | None = None
+    """Requests wait in the gateway instead of in the workers; without it, and without any worker's `limits`, they never wait here."""
     timeouts: Timeouts | None = None
     """Whole-section override of the top-level `timeouts` for this model."""
     retries: Retries | None = None
@@ -380,6 +410,40 @@ class Tenant(Struct, frozen=True, kw_only=True):
     """Header fields that it may send: `x-warmroute-stage`, `-deadline-ms`, `-priority` and `policy_choice`'s. Others of them are answered 403."""
     cache_salt: Annotated[str, msgspec.Meta(min_length=8)] | None = None
     """Keeps its cached prefixes apart from all others': goes into every request, over what the client sends. Write it as ``${NAME_OF_A_VARIABLE}``."""
+
+
+class StageMatch(Struct, frozen=True, kw_only=True):
+    """Requests that are of a stage without naming it. All that is given must hold; with nothing given, the stage is only taken by name."""
+
+    models: tuple[Name, ...] = ()
+    """They ask for one of these models."""
+    tenants: tuple[Name, ...] = ()
+    """They are one of these tenants'."""
+    headers: dict[str, str] = {}
+    """They have these header fields, with these values."""
+
+
+class Stage(Struct, frozen=True, kw_only=True):
+    """A class of work with a deadline and a priority of its own, at models with `admission`."""
+
+    kind: Literal["ttft", "completion"] = "ttft"
+    """What must have happened by the deadline: the first token, or the last one."""
+    deadline: Seconds | None = None
+    """From the request's arrival; what is predicted to miss it is answered 429 at once. Clients may ask for another by `x-warmroute-deadline-ms`."""
+    priority: int = 0
+    """Smaller is sooner, as in vLLM. What a request asks for itself is added."""
+    reserve: Share = 0.0
+    """Share of a model's slots that no other stage gets."""
+    max_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Share of a model's slots that it gets at most."""
+    workers: tuple[Name, ...] = ()
+    """Ids of workers that serve this stage only, and it them only."""
+    after: Name | None = None
+    """The stage that precedes it in a conversation (`x-warmroute-session`, metadata.session_id or prompt_cache_key): when that starts, a slot is reserved for it."""
+    hold: Seconds = 2.0
+    """For how long, from the start of that stage's request on."""
+    match: StageMatch = StageMatch()
+    """Requests that belong to it without saying so."""
 
 
 class Headers(Struct, frozen=True, kw_only=True):
@@ -508,6 +572,8 @@ class Config(Struct, frozen=True, kw_only=True):
     """Where health, readiness, metrics and the inspector are. The first three ask for no token: keep clients away. Not reloadable."""
     tenants: dict[Name, Tenant] = {}
     """Who may use the gateway, by name; without any, everybody."""
+    stages: dict[Name, Stage] = {}
+    """Classes of work, by name (docs/admission.md)."""
     policies: dict[str, Policy] = {}
     """Policies of one's own, by name; one that is called like a preset replaces it."""
     timeouts: Timeouts = Timeouts()

@@ -81,9 +81,10 @@ def test_the_example_loads_strictly_and_shows_the_defaults():
 def test_what_the_example_has_in_comments_is_right_too():
     text = EXAMPLE.read_text()
     text = text.replace("policies: {}\n", "policies:\n").replace("tenants: {}\n", "tenants:\n")
+    text = text.replace("stages: {}\n", "stages:\n")
     text = re.sub(r"^# ( sticky| mine|   )", r"\1", text.replace("\n#  ", "\n  "), flags=re.MULTILINE)
     text = re.sub(r"^( +)# ((?:-|  [a-z_]+:|    [a-z_]+:) ?.*)$", r"\1\2", text, flags=re.MULTILINE)
-    text = re.sub(r"^    # (tokenizer|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
+    text = re.sub(r"^    # (tokenizer|admission|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
     config = loads(text, environ={"EAST_API_KEY": "k", "SHOP_KEY": "k" * 20, "SHOP_SALT": "s" * 8})
     east = config.models[0].workers[-1]
     assert (east.id, east.api_key, east.capabilities.slots) == ("east-1", "k", 8)
@@ -91,6 +92,8 @@ def test_what_the_example_has_in_comments_is_right_too():
     assert config.policies["sticky"].parameters == {"header": "x-session-id"}
     assert len(config.policies["mine"].scorers) == 2
     assert config.tenants["shop"].may_set == ("stage", "deadline")
+    assert config.stages["generator"].after == "planner"
+    assert config.models[0].admission == schema.Admission()
 
 
 def structs():
