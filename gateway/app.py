@@ -61,6 +61,7 @@ class Gateway:
         port: of the data listener, once started (the configured one may have been 0).
         admin_port: of the admin listener, once started.
         decisions: the requests that have ended lately, and those under way.
+        inspector: where the inspector gets what it shows.
     """
 
     def __init__(
@@ -125,7 +126,8 @@ class Gateway:
         self._logs_dropped = logs_dropped
         self._on_reload = on_reload
         self._read_metrics()
-        self._admin = AdminServer(config.admin, self._admin_sources(), __version__, self._inspector_sources())
+        self.inspector = self._inspector_sources()
+        self._admin = AdminServer(config.admin, self._admin_sources(), __version__, self.inspector)
         self._watcher = ConfigWatcher(config_path, config, self._reconfigure) if config_path is not None else None
         self._listener: asyncio.Server | None = None
         self.port = config.listen.port

@@ -144,8 +144,9 @@ class AdminServer:
             try:
                 response = await handler(request)
             except web.HTTPMethodNotAllowed as error:
-                response = _json(405, {"error": f"only {', '.join(sorted(error.allowed_methods))}"})
-                response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
+                allowed = ",".join(sorted(error.allowed_methods))
+                response = _json(405, {"error": f"only {allowed}"})
+                response.headers["allow"] = allowed
             except web.HTTPException as error:
                 response = _json(error.status, {"error": _ERRORS.get(error.status, error.reason)})
         if not response.prepared:

