@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test check format bench lock clean
+.PHONY: run test check format bench study lock clean
 
 run: $(VENV)/.run
 	@$(BIN)/warmroute demo $(ARGS)
@@ -23,6 +23,10 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench $(ARGS)
+
+# docs/study.md; `make study ARGS="--traces DIR"` with the public traces in DIR.
+study: $(VENV)/.dev
+	$(BIN)/python -m bench.study $(ARGS)
 
 # Hash-pinned locks without index addresses.
 lock: $(VENV)/.dev
