@@ -162,13 +162,25 @@ def _spelling(character: str) -> bytes:
 class MultipartModel:
     """The `model` field of a multipart form, and where its value stands."""
 
-    __slots__ = ("_data", "_disposition", "_field", "_header", "_name", "_parts", "_value", "end", "model", "start")
+    __slots__ = (
+        "_complete",
+        "_data",
+        "_disposition",
+        "_field",
+        "_header",
+        "_name",
+        "_parts",
+        "_value",
+        "end",
+        "model",
+        "start",
+    )
 
     def __init__(self, content_type: bytes, body: bytes) -> None:
         """Parse `body` just far enough.
 
         Raises:
-            GatewayError: 400 when it is not a multipart form.
+            GatewayError: 400 when it is not a multipart form, or one that breaks off: readers differ in what they make of its last part.
         """
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
@@ -180,6 +192,7 @@ class MultipartModel:
         self._field = self._header = self._value = self._disposition = b""
         self._name: bytes | None = None
         self._parts = 0
+        self._complete = False
         try:
             parser = MultipartParser(
                 boundary,
@@ -190,12 +203,15 @@ class MultipartModel:
                     "on_header_end": self._header_end,
                     "on_part_data": self._part_data,
                     "on_part_end": self._part_end,
+                    "on_end": self._end,
                 },
             )
             parser.write(body)
             parser.finalize()
         except ValueError as error:
             raise client_error(400, "invalid_body", "The multipart body is malformed.") from error
+        if not self._complete:
+            raise client_error(400, "invalid_body", "The multipart body ends before its last boundary.")
 
     def replaced(self, model: str) -> bytes:
         """The body with another model in its `model` field, and everything else as it was."""
@@ -235,3 +251,6 @@ class MultipartModel:
         if self._name == b"model":
             # Of a repeated field the last one counts, as for the worker. An empty one is as good as none.
             self.model = self._field.decode("utf-8", "replace") or None
+
+    def _end(self) -> None:
+        self._complete = True

@@ -152,6 +152,8 @@ def configure(logs: "Logs", descriptor: int = _STDERR) -> Logging:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render, _decode],
         )
     )
+    # It warns of each malformed form, which is answered and counted: a client must not be able to fill the log.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     root = logging.getLogger()
     root_level = root.level
     root.addHandler(handler)

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.schema import Logs
+from gateway.errors import GatewayError
+from gateway.http.body import MultipartModel
 from gateway.prefix.map import PrefixMap
 from gateway.prompt.blocks import Hasher
 from gateway.prompt.prompter import Prompter
+from gateway.telemetry.logs import configure
 from simulator.tokenizer import DATA
 
 TESTS = Path(__file__).parents[1]
@@ -647,3 +651,15 @@ async def test_an_event_of_a_megabyte_arrives_byte_for_byte(start, http):
     answer = await client.receives()
     await sending
     assert answer.body == event + b"data: [DONE]\n\n"
+
+
+def test_malformed_forms_write_no_lines():
+    """A client can send any number of them, each of which the parser has a word for."""
+    reading, writing = os.pipe()
+    logs = configure(Logs(), writing)
+    with pytest.raises(GatewayError):
+        MultipartModel(b"multipart/form-data; boundary=x", b"--y\r\n\r\n")
+    logs.stop()
+    os.close(writing)
+    assert os.read(reading, 10_000) == b""
+    os.close(reading)

@@ -38,6 +38,11 @@ SEEDS = {
             b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\n'
             b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\nbytes\r\n--x--\r\n'
         ),
+        # Breaks off in a second `model`: once the end of the first was taken for the end of this one.
+        (
+            b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\n'
+            b'Content-Disposition: form-data; name="model"\r\n\r\nm\r\n--x\r;--'
+        ),
     ],
     "events": [msgspec.msgpack.encode([1.5, EVENTS, 0]), msgspec.msgpack.encode([1.5, [STORED] * 3])],
     "yaml": [

@@ -290,6 +290,7 @@ FORMS = {
     "a good model inside a file only": (form(part("file", FILE.replace(b"alias", b"a"), '; filename="a"')), 400),
     "no last boundary's beginning": (b"EVIL", 400),
     "a boundary of other bytes": (form(part("model", b"a")).replace(BOUNDARY.encode(), b"EVIL"), 400),
+    "no end": (form(part("model", b"a"), part("model", b"a")).rpartition(b"--")[0][:-20], 400),
     "a header without colon": (f"--{BOUNDARY}\r\nEVIL\r\n\r\na\r\n--{BOUNDARY}--\r\n".encode(), 400),
     "3,000 parts": (form(*[part("x", b"")] * 3000, part("model", b"a")), 400),
     "an endless part header": (form(part("x" * 100_000, b"")), 400),
