@@ -21,7 +21,7 @@ from gateway.telemetry import names, otlp
 from gateway.telemetry.export import BoundedProcessor, Finished, exporter_for
 from gateway.telemetry.record import wall_time
 from gateway.telemetry.spans import Trace
-from gateway.telemetry.table import cached_of, table_of, ttft_of
+from gateway.telemetry.table import cached_of, lines_of, sentence_of, ttft_of
 
 if TYPE_CHECKING:
     from gateway.config.schema import Telemetry
@@ -121,20 +121,23 @@ class _Spans:
         more = list(self._events())
         if trace.link is not None:
             more.append(otlp.link(trace.link.trace_id, trace.link.span_id))
+        common = (
+            (names.HTTP_REQUEST_METHOD, method),
+            (names.HTTP_ROUTE, record.path),
+            (names.URL_PATH, record.path),
+            (names.URL_SCHEME, "http"),
+            (names.GEN_AI_REQUEST_MODEL, record.model or None),
+            (names.STAGE, record.stage),
+            (names.POLICY, record.policy or None),
+            (names.WORKER_ID, record.attempts[-1].worker.id if record.attempts else None),
+            (names.OUTCOME, record.outcome),
+        )
+        more.append(otlp.constant(*common))
         attributes = {
-            names.HTTP_REQUEST_METHOD: method,
-            names.HTTP_ROUTE: record.path,
-            names.URL_PATH: record.path,
-            names.URL_SCHEME: "http",
             names.HTTP_RESPONSE_STATUS_CODE: status or None,
             names.HTTP_REQUEST_BODY_SIZE: record.bytes_in or None,
             names.ERROR_TYPE: record.error_type or (str(status) if status >= 500 else None),
-            names.GEN_AI_REQUEST_MODEL: record.model or None,
             names.REQUEST_ID: record.id or None,
-            names.STAGE: record.stage,
-            names.POLICY: record.policy or None,
-            names.WORKER_ID: record.attempts[-1].worker.id if record.attempts else None,
-            names.OUTCOME: record.outcome,
             names.ATTEMPTS: len(record.attempts),
             names.FIRST_BYTE: record.ttft,
             names.BYTES_OUT: record.bytes_out,
@@ -165,34 +168,37 @@ class _Spans:
         operation = names.operation(record.path)
         begin = attempts[0].at
         error = _error_of(last)
+        common = otlp.constant(
+            (names.GEN_AI_OPERATION_NAME, operation),
+            (names.GEN_AI_PROVIDER_NAME, worker.driver.name),
+            (names.GEN_AI_REQUEST_MODEL, record.model),
+            (names.GEN_AI_REQUEST_STREAM, record.stream),
+            (names.SERVER_ADDRESS, worker.host),
+            (names.SERVER_PORT, worker.port),
+            (names.WORKER_ID, worker.id),
+        )
         attributes: otlp.Attributes = {
-            names.GEN_AI_OPERATION_NAME: operation,
-            names.GEN_AI_PROVIDER_NAME: worker.driver.name,
-            names.GEN_AI_REQUEST_MODEL: record.model,
-            names.GEN_AI_REQUEST_STREAM: record.stream,
-            names.SERVER_ADDRESS: worker.host,
-            names.SERVER_PORT: worker.port,
-            names.WORKER_ID: worker.id,
             names.ERROR_TYPE: error,
             names.GEN_AI_TIME_TO_FIRST_CHUNK: record.first_byte - begin if record.first_byte else None,
             names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens if usage is not None else None,
             names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens if usage is not None else None,
             names.GEN_AI_CACHED_TOKENS: usage.cached_tokens if usage is not None else None,
         }
-        return self._below(
-            1, self._trace.span, f"{operation} {record.model}", begin, last.at + last.seconds, attributes
-        )
+        name = f"{operation} {record.model}"
+        return self._below(1, self._trace.span, name, begin, last.at + last.seconds, attributes, common)
 
     def _attempt(self, number: int, attempt: "Attempt") -> bytes:
         worker = attempt.worker
         host = f"[{worker.host}]" if ":" in worker.host else worker.host
         scheme = "https" if worker.tls else "http"
+        common = otlp.constant(
+            (names.HTTP_REQUEST_METHOD, "POST"),
+            (names.URL_FULL, f"{scheme}://{host}:{worker.port}{worker.base_path}{self._record.path}"),
+            (names.SERVER_ADDRESS, worker.host),
+            (names.SERVER_PORT, worker.port),
+            (names.WORKER_ID, worker.id),
+        )
         attributes: otlp.Attributes = {
-            names.HTTP_REQUEST_METHOD: "POST",
-            names.URL_FULL: f"{scheme}://{host}:{worker.port}{worker.base_path}{self._record.path}",
-            names.SERVER_ADDRESS: worker.host,
-            names.SERVER_PORT: worker.port,
-            names.WORKER_ID: worker.id,
             names.HTTP_REQUEST_RESEND_COUNT: number or None,
             names.HTTP_RESPONSE_STATUS_CODE: attempt.status or None,
             names.CONNECT: attempt.connect,
@@ -200,10 +206,17 @@ class _Spans:
             names.ERROR_TYPE: _error_of(attempt),
         }
         end = attempt.at + attempt.seconds
-        return self._below(number + 2, self._trace.below(1), "POST", attempt.at, end, attributes)
+        return self._below(number + 2, self._trace.below(1), "POST", attempt.at, end, attributes, common)
 
     def _below(
-        self, place: int, parent: int, name: str, begin: float, end: float, attributes: otlp.Attributes
+        self,
+        place: int,
+        parent: int,
+        name: str,
+        begin: float,
+        end: float,
+        attributes: otlp.Attributes,
+        common: bytes,
     ) -> bytes:
         """A CLIENT span; one with an ``error.type`` has failed."""
         trace = self._trace
@@ -219,6 +232,7 @@ class _Spans:
             end=self._nanoseconds(max(begin, end)),
             attributes=attributes,
             failed=attributes.get(names.ERROR_TYPE) is not None,
+            more=(common,),
         )
 
     def _events(self) -> Iterator[bytes]:
@@ -256,20 +270,19 @@ class _Spans:
 
 def _route(decided: "Decided") -> otlp.Attributes:
     """What there is to say of a decision without asking the policy again."""
-    table = table_of(decided, ask=False)
-    lines = [line.document() for line in table.best(ROWS)]
+    decision = decided.decision
+    lines = lines_of(decided, ROWS)
     while len(shown := orjson.dumps(lines)) > TABLE_BYTES:
         lines = lines[: len(lines) // 2]
-    chosen = next((line for line in table.lines if line.chosen), None)
     return {
         names.POLICY: getattr(decided.policy, "name", None),
         names.ROUTE_SECONDS: decided.seconds,
-        names.ROUTE_REASON: table.reason,
-        names.WORKER_ID: table.chosen_id,
-        names.MATCHED: chosen.match.tokens if chosen is not None else None,
+        names.ROUTE_REASON: sentence_of(decided),
+        names.WORKER_ID: decision.chosen.worker.id if decision is not None else None,
+        names.MATCHED: decision.chosen.match.tokens if decision is not None else None,
         names.PREDICTED_TTFT: ttft_of(decided),
         names.PREDICTED_CACHED: cached_of(decided) if decided.request.prompt_tokens else None,
-        names.ROUTE_CANDIDATES: len(table.lines),
+        names.ROUTE_CANDIDATES: len(decided.candidates),
         names.ROUTE_TABLE: shown.decode(),
     }
 

@@ -68,10 +68,6 @@ class Table(msgspec.Struct, frozen=True):
         """The lines, ready for JSON."""
         return [line.document() for line in self.lines]
 
-    def best(self, count: int) -> Sequence[Line]:
-        """The chosen one, then those that cost least, then those that were dropped: `count` at most."""
-        return sorted(self.lines, key=_rank)[:count]
-
 
 def table_of(decided: "Decided", *, ask: bool = True) -> Table:
     """The table. Costs and who was left are what they were; the policy is asked for filters and terms with the loads of then.
@@ -84,10 +80,8 @@ def table_of(decided: "Decided", *, ask: bool = True) -> Table:
     decision = decided.decision
     given = _as_then(decided)
     chosen = _index(decided.candidates, decision.chosen) if decision is not None else None
-    explanation = _explained(decided, given, chosen, ask=ask)
-    costs: dict[Candidate, float] = {}
-    if decision is not None and decision.costs:
-        costs = dict(zip(decision.candidates, decision.costs, strict=True))
+    explanation = _explained(decided, given, chosen) if ask else _unexplained(given, chosen)
+    costs = _costs(decided)
     left = set(decision.candidates) if decision is not None else set()
     agrees = True
     lines = []
@@ -100,7 +94,7 @@ def table_of(decided: "Decided", *, ask: bool = True) -> Table:
             terms = {}
         rejected_by = "" if stayed else row.rejected_by or "filtered"
         lines.append(Line(row.worker, row.match, rejected_by, terms, cost, index == chosen))
-    reason = explanation.reason if agrees and explanation.reason else _reason(lines, chosen)
+    reason = explanation.reason if agrees and explanation.reason else sentence_of(decided)
     return Table(lines, lines[chosen].worker.id if chosen is not None else None, reason)
 
 
@@ -122,7 +116,8 @@ def _chosen(decided: "Decided") -> Candidate | None:
     """The chosen candidate as it was then."""
     if decided.decision is None:
         return None
-    return _as_then(decided)[_index(decided.candidates, decided.decision.chosen)]
+    chosen = decided.decision.chosen
+    return Candidate(decided.loads[_index(decided.candidates, chosen)], chosen.match)
 
 
 def _as_then(decided: "Decided") -> list[Candidate]:
@@ -136,13 +131,17 @@ def _request(decided: "Decided") -> RouteRequest:
     return msgspec.structs.replace(decided.request, now=decided.at, tried=tried, attempt=len(tried))
 
 
-def _explained(decided: "Decided", given: Sequence[Candidate], chosen: int | None, *, ask: bool) -> Explanation:
+def _explained(decided: "Decided", given: Sequence[Candidate], chosen: int | None) -> Explanation:
     policy = decided.policy
-    if ask and isinstance(policy, Explaining):
+    if isinstance(policy, Explaining):
         try:
             return policy.explain(_request(decided), given, chosen)
         except Exception:  # noqa: BLE001, S110 - somebody else's policy; the rest of the table is still worth seeing
             pass
+    return _unexplained(given, chosen)
+
+
+def _unexplained(given: Sequence[Candidate], chosen: int | None) -> Explanation:
     return Explanation([Row(each.worker, each.match, "", {}, None) for each in given], chosen, "")
 
 
@@ -150,24 +149,63 @@ def _index(candidates: Sequence[Candidate], chosen: Candidate) -> int:
     return next(index for index, candidate in enumerate(candidates) if candidate is chosen)
 
 
-def _reason(lines: Sequence[Line], chosen: int | None) -> str:
-    """The sentence, from what the decision itself has said."""
-    if chosen is None:
-        return f"None of {len(lines)} workers may take the request."
-    line = lines[chosen]
-    kept = [other for other in lines if not other.rejected_by]
-    others = [other.cost for other in kept if other is not line and other.cost is not None]
+def lines_of(decided: "Decided", count: int) -> list[dict[str, Any]]:
+    """The chosen candidate, then those that cost least, then those that were dropped: `count` at most, ready for JSON.
+
+    What the decision itself has said, without terms and without the names of filters. Any thread may ask.
+    """
+    decision = decided.decision
+    costs = _costs(decided)
+    chosen = decision.chosen if decision is not None else None
+    left = set(decision.candidates) if decision is not None else set()
+    order = sorted(
+        zip(decided.candidates, decided.loads, strict=True),
+        key=lambda pair: (pair[0] is not chosen, pair[0] not in left, costs.get(pair[0], 0.0)),
+    )
+    lines = []
+    for candidate, load in order[:count]:
+        match = candidate.match
+        lines.append(
+            {
+                "worker": load.id,
+                "device": match.device,
+                "l1": match.l1,
+                "l2": match.l2,
+                "in_flight": load.in_flight,
+                "pending_tokens": load.pending_tokens,
+                "cost": costs.get(candidate),
+                "chosen": candidate is chosen,
+                "dropped": candidate not in left,
+            }
+        )
+    return lines
+
+
+def sentence_of(decided: "Decided") -> str:
+    """Why the decision fell as it did, in one sentence, from what it has said itself. Any thread may ask."""
+    decision = decided.decision
+    if decision is None:
+        return f"None of {len(decided.candidates)} workers may take the request."
+    chosen, kept = decision.chosen, decision.candidates
+    name = chosen.worker.id
     if len(kept) == 1:
-        return f"{line.worker.id} was the only one of {len(lines)} workers that the filters let through."
-    if line.cost is None or not others:
-        return f"{line.worker.id} was chosen among {len(kept)} candidates."
-    if line.cost <= min(others):
-        return f"{line.worker.id} cost least of {len(kept)} candidates, {line.cost:.4g} against {min(others):.4g} of the next."
-    return f"{line.worker.id} was drawn among {len(kept)} candidates though another cost less, {min(others):.4g} against {line.cost:.4g}."
+        return f"{name} was the only one of {len(decided.candidates)} workers that the filters let through."
+    costs = _costs(decided)
+    others = [cost for candidate, cost in costs.items() if candidate is not chosen]
+    if chosen not in costs or not others:
+        return f"{name} was chosen among {len(kept)} candidates."
+    mine, best = costs[chosen], min(others)
+    if mine <= best:
+        return f"{name} cost least of {len(kept)} candidates, {mine:.4g} against {best:.4g} of the next."
+    return f"{name} was drawn among {len(kept)} candidates though another cost less, {best:.4g} against {mine:.4g}."
 
 
-def _rank(line: Line) -> tuple[bool, bool, float]:
-    return not line.chosen, line.cost is None, line.cost or 0.0
+def _costs(decided: "Decided") -> dict[Candidate, float]:
+    """As the decision has said them; empty where there was no choice to make."""
+    decision = decided.decision
+    if decision is None or not decision.costs:
+        return {}
+    return dict(zip(decision.candidates, decision.costs, strict=True))
 
 
 def _rounded(value: float) -> float:
