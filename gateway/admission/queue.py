@@ -49,6 +49,7 @@ class Ticket:
         weight: that tenant's share beside others'.
         stage: its class of work, or None.
         group: requests of one group fit the same workers: when one does not, none does.
+        pool: which workers those are, by name; groups may have one together.
         priority: smaller is sooner.
         deadline: until when what its stage promises must have happened, on the caller's clock; infinite: no matter when.
         tokens: of its prompt, at least 1.
@@ -67,6 +68,7 @@ class Ticket:
         "entered",
         "group",
         "latest",
+        "pool",
         "predicted",
         "priority",
         "sent",
@@ -89,6 +91,7 @@ class Ticket:
         weight: float = 1.0,
         stage: "Stage | None" = None,
         group: Hashable = "",
+        pool: str = "",
         priority: int = 0,
         deadline: float = inf,
         tokens: int = 1,
@@ -99,6 +102,7 @@ class Ticket:
         self.weight = weight
         self.stage = stage
         self.group = group
+        self.pool = pool
         self.priority = priority
         self.deadline = self.latest = deadline
         self.tokens = tokens
@@ -113,12 +117,13 @@ class Ticket:
 class _Lane:
     """Requests of one tenant, group and priority, by deadline. Those that left stay in the heap until they come up."""
 
-    __slots__ = ("count", "group", "heap", "tenant", "weight")
+    __slots__ = ("count", "group", "heap", "pool", "tenant", "weight")
 
-    def __init__(self, tenant: str, group: Hashable, weight: float) -> None:
-        self.tenant = tenant
-        self.group = group
-        self.weight = weight
+    def __init__(self, ticket: Ticket) -> None:
+        self.tenant = ticket.tenant
+        self.group = ticket.group
+        self.pool = ticket.pool
+        self.weight = ticket.weight
         self.heap: list[tuple[float, int, Ticket]] = []
         self.count = 0
 
@@ -219,7 +224,7 @@ class WaitingLine:
         lanes = self._classes[ticket.priority]
         key = (ticket.tenant, ticket.group)
         if key not in lanes:
-            lanes[key] = _Lane(ticket.tenant, ticket.group, ticket.weight)
+            lanes[key] = _Lane(ticket)
         lanes[key].push(ticket)
         self._tickets[ticket.sequence] = ticket
         self._tenants[ticket.tenant] = self._tenants.get(ticket.tenant, 0) + 1
@@ -280,23 +285,29 @@ class WaitingLine:
         self._served[tenant] = self._served.get(tenant, self._level) + tokens / weight
 
     def ahead(self, ticket: Ticket) -> int:
-        """About how many of its group come before a new `ticket`: all of higher classes, and of its own those that fairness puts there."""
+        """About how many of its pool come before a new `ticket`: all of higher classes, and of its own those that fairness puts there."""
         before = 0
         for priority in self._order:
             if priority > ticket.priority:
                 break
-            lanes = [lane for (_, group), lane in self._classes[priority].items() if group == ticket.group]
-            count = sum(lane.count for lane in lanes)
-            if priority == ticket.priority and len(lanes) > (self._lane(ticket) is not None):
-                own = self._lane(ticket)
-                others = sum(lane.weight for lane in lanes if lane is not own)
-                mine = (own.count if own is not None else 0) + 1
-                count = min(count, int(mine * (1 + others / ticket.weight)) - 1)
+            counts: dict[str, int] = {}
+            weights: dict[str, float] = {}
+            for lane in self._classes[priority].values():
+                if lane.pool == ticket.pool:
+                    counts[lane.tenant] = counts.get(lane.tenant, 0) + lane.count
+                    weights[lane.tenant] = lane.weight
+            count = sum(counts.values())
+            if priority == ticket.priority:
+                turns = counts.pop(ticket.tenant, 0) + 1
+                # While it has so many turns, another tenant has as many for each unit of weight, if it has so many requests.
+                fair = sum(min(each, turns * weights[name] / ticket.weight) for name, each in counts.items())
+                count = int(fair) + turns - 1
             before += count
         return before
 
-    def _lane(self, ticket: Ticket) -> _Lane | None:
-        return self._classes.get(ticket.priority, {}).get((ticket.tenant, ticket.group))
+    def accepts(self, ticket: Ticket) -> bool:
+        """Whether `push` would let it wait."""
+        return self._losers(ticket) is not None
 
     def _first(self, fit: Callable[[Hashable], bool]) -> Ticket | None:
         served = self._served

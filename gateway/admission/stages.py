@@ -123,6 +123,11 @@ class Stages:
                 return stage
         return None
 
+    @property
+    def shared(self) -> bool:
+        """Whether any of them has a share of slots."""
+        return any(stage.reserve > 0 or stage.max_share < 1 for stage in self.by_name.values())
+
     def follower(self, stage: Stage | None) -> Stage | None:
         """The stage that comes after `stage` in a conversation."""
         return self._followers.get(stage.name) if stage is not None else None

@@ -1,8 +1,10 @@
 """The fleet that a replay runs on: its workers, and how well the gateway hears of their caches."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backends.profiles import Profile
+from simulator.fleet.admission import AdmissionOptions
 
 GENEROUS_SLOTS = 256
 """Of the explicit worker: as many requests as vLLM runs at once by default."""
@@ -20,6 +22,8 @@ class FleetOptions:
         event_loss: share of event batches that never arrive, in [0, 1].
         seed: of everything random but the workload: the policy's ties, what is lost, decoding in parallel.
         speed_told: whether the gateway is told how fast the workers prefill; if not, it starts from what it assumes and learns.
+        others: workers that are of another profile than all, by id (``w0``, ``w1``, ...); with blocks of the same size.
+        admission: requests wait in the gateway, and may be refused; None: they go to a worker at once.
     """
 
     profile: Profile
@@ -29,6 +33,8 @@ class FleetOptions:
     event_loss: float = 0.0
     seed: int = 0
     speed_told: bool = True
+    others: Mapping[str, Profile] = field(default_factory=dict)
+    admission: AdmissionOptions | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense.
@@ -44,6 +50,12 @@ class FleetOptions:
             raise ValueError("event_lag must be a number of seconds from 0 on")
         if not 0 <= self.event_loss <= 1:
             raise ValueError("event_loss must be between 0 and 1")
+        if any(other.block_size != self.profile.block_size for other in self.others.values()):
+            raise ValueError("all workers must have blocks of the same size")
+
+    def profile_of(self, index: int) -> Profile:
+        """The profile of one worker."""
+        return self.others.get(f"w{index}", self.profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ class Outcome(enum.IntEnum):
     """Its worker gave up on it: no compiled shape takes it."""
     UNENDED = 3
     """Not ended yet; never in a finished replay."""
+    NEVER_CAME = 4
+    """What it would have followed was refused: only with admission."""
 
 
 NOT_A_TIME = math.nan

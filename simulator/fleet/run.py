@@ -16,13 +16,15 @@ from typing import Final, cast
 
 from backends.registry import driver_named
 from gateway.config.schema import Capabilities, TierMemory, Tiers
+from gateway.errors import GatewayError
 from gateway.fleet.worker import Lease, Worker, WorkerState
 from gateway.prompt.blocks import Hasher
 from policies.base import NO_MATCH, Candidate, Policy, RouteRequest, knowledge_of
 from policies.registry import PolicySection, Registry
 from simulator.engine import Engine, EngineRequest, Finished, FirstToken, Profile, Tier
+from simulator.fleet.admission import Door
 from simulator.fleet.bounds import Bounds
-from simulator.fleet.keys import KeyMaker
+from simulator.fleet.keys import KeyMaker, RequestKeys
 from simulator.fleet.knowledge import CacheKnowledge
 from simulator.fleet.options import FleetOptions
 from simulator.fleet.result import Outcome, ReplayResult, Requests
@@ -32,6 +34,7 @@ from simulator.workloads.workload import Workload, WorkRequest
 Progress = Callable[[int, int], None]
 """Told of the requests that have ended and of all, now and then."""
 
+_LOOK: Final = 2
 _TOLD: Final = 64
 """Requests between two reports of progress."""
 _SHOWN_TOKENS: Final = 512
@@ -77,11 +80,12 @@ def replay(
 class _Running:
     """A request that was sent to a worker."""
 
-    __slots__ = ("arrival", "index", "lease")
+    __slots__ = ("arrival", "first", "index", "lease")
 
     def __init__(self, index: int, arrival: float, lease: Lease) -> None:
         self.index = index
         self.arrival = arrival
+        self.first = 0.0
         self.lease = lease
 
 
@@ -94,13 +98,15 @@ class _Run:
         self._options = options
         self._policy = policy
         self._progress = progress
-        self._workers = [_worker(f"w{index}", options) for index in range(options.workers)]
+        self._workers = [_worker(f"w{index}", options.profile_of(index), options) for index in range(options.workers)]
         self._candidates = [worker.candidate for worker in self._workers]
         self._position = {worker.id: index for index, worker in enumerate(self._workers)}
         l2 = Tier(profile.l2_blocks) if profile.l2_blocks else None
         self._engines = [
-            Engine(profile, seed=options.seed + index, emit_tokens=False, l2=l2) for index in range(options.workers)
+            Engine(options.profile_of(index), seed=options.seed + index, emit_tokens=False, l2=l2)
+            for index in range(options.workers)
         ]
+        self._door = Door(options.admission, self._workers) if options.admission is not None else None
         hasher = Hasher(_HASH_SEED)
         self._keys = KeyMaker(hasher, run_tokens=workload.block_tokens, block_size=profile.block_size)
         self._knowledge = CacheKnowledge(
@@ -121,10 +127,11 @@ class _Run:
             (request.prompt_tokens for request in requests), (request.output_tokens for request in requests)
         )
         self._running: dict[str, _Running] = {}
+        self._waiting: dict[int, RequestKeys] = {}
         self._ended = 0
         self._refused = 0
         self._last = 0.0
-        # (time, 0 for an engine and 1 for an arrival, engine or request)
+        # (time, what: 0 an engine, 1 an arrival, 2 a look at the line, engine or request)
         self._events: list[tuple[float, int, int]] = []
         self._wakes: list[float | None] = [None] * options.workers
         self._followers: dict[str, list[int]] = defaultdict(list)
@@ -144,11 +151,13 @@ class _Run:
             now, kind, index = heappop(events)
             if now >= series.due:
                 series.sample(now, self._workers, self._refused)
-            if kind:
+            if kind == 1:
                 self._arrive(index, now)
-            elif self._wakes[index] == now:
+            elif kind == 0 and self._wakes[index] == now:
                 self._wakes[index] = None
                 self._listen(index, now)
+            if self._door is not None:
+                self._take_turns(self._door, now, looking=kind == _LOOK)
         series.sample(self._last + series.interval, self._workers, self._refused)
         self._check()
 
@@ -179,6 +188,18 @@ class _Run:
             return
         keys = self._keys.keys(request)
         self._bounds.arrived(keys)
+        if self._door is not None:
+            ticket = self._door.ticket(index, request, now + _EPOCH)
+            try:
+                self._door.gate.arrive(ticket, now + _EPOCH)
+            except GatewayError:
+                self._end(index, now, Outcome.REFUSED)
+                return
+        self._send(index, keys, now)
+
+    def _send(self, index: int, keys: RequestKeys, now: float) -> None:
+        """Decide and submit, if nothing speaks against it."""
+        request = self._requests[index]
         known = self._knowledge
         candidates: Sequence[Candidate] = self._candidates
         if known.asked:
@@ -190,24 +211,56 @@ class _Run:
                     else Candidate(candidate.worker, match)
                     for candidate in candidates
                 ]
-        decision = self._policy.decide(self._route(request, now), candidates)
+        route = self._route(request, now)
+        door = self._door
+        if door is not None:
+            try:
+                selected = door.gate.select(door.tickets[index], route, candidates, now + _EPOCH)
+            except GatewayError:
+                self._end(index, now, Outcome.REFUSED)
+                return
+            if selected is None:
+                self._waiting[index] = keys
+                return
+            candidates = selected
+        decision = self._policy.decide(route, candidates)
         if decision is None:
             self._end(index, now, Outcome.REFUSED)
             return
         worker, match = cast("Worker", decision.chosen.worker), decision.chosen.match
+        if door is not None:
+            door.gate.started(door.tickets[index], worker, route, decision.chosen, now + _EPOCH)
         # As the gateway does: what a policy without knowledge does not ask for, nobody counts.
         prompt = request.prompt_tokens if known.asked else 0
         lease = worker.acquire(prompt, match=match, now=now + _EPOCH)
         if known.asked:
             lease.expectation = known.sent(worker.id, keys.chain, match)
         position = self._position[worker.id]
+        out = self._out
         out.worker[index] = position
         out.predicted[index] = 0 if match is NO_MATCH else match.tokens
-        self._running[request.id] = _Running(index, now, lease)
+        self._running[request.id] = _Running(index, out.arrival[index], lease)
         self._engines[position].submit(
             EngineRequest(request.id, request.prompt_tokens, request.output_tokens, keys.blocks), now
         )
         self._listen(position, now)
+
+    def _take_turns(self, door: Door, now: float, *, looking: bool) -> None:
+        """Act upon what the gate has said, and see when it has to be asked again."""
+        if looking:
+            door.gate.advance(now + _EPOCH)
+        while door.turns:
+            turn = door.turns.pop(0)
+            if turn.index not in door.tickets:
+                continue
+            keys = self._waiting.pop(turn.index)
+            if turn.error is not None:
+                self._end(turn.index, now, Outcome.REFUSED)
+            else:
+                self._send(turn.index, keys, now)
+        wake = door.next_wake(now + _EPOCH)
+        if wake is not None:
+            heappush(self._events, (wake - _EPOCH, _LOOK, 0))
 
     def _route(self, request: WorkRequest, now: float) -> RouteRequest:
         """What the policy sees of a request."""
@@ -230,6 +283,9 @@ class _Run:
                 if type(output) is FirstToken:
                     running = self._running[output.request_id]
                     running.lease.first_byte(now + _EPOCH)
+                    running.first = now + _EPOCH
+                    if self._door is not None:
+                        self._door.gate.opened(now + _EPOCH)
                     index = running.index
                     out.ttft[index] = output.time - running.arrival
                     out.device[index] = output.cached_device
@@ -239,6 +295,8 @@ class _Run:
                     running = self._running.pop(output.request_id)
                     failed = output.reason == "error"
                     running.lease.release(0.0 if failed else now + _EPOCH)
+                    if self._door is not None:
+                        self._door.close(running.index, now + _EPOCH, running.first, completed=not failed)
                     self._end(running.index, now, Outcome.FAILED if failed else Outcome.COMPLETED)
             self._knowledge.heard(now, position, outputs)
         wake = engine.next_time()
@@ -255,14 +313,20 @@ class _Run:
         out.outcome[index] = outcome
         if outcome is Outcome.REFUSED:
             self._refused += 1
-        else:
+        elif outcome is not Outcome.NEVER_CAME:
             out.e2e[index] = now - out.arrival[index]
         self._last = max(self._last, now)
         self._ended += 1
         if self._progress is not None and (self._ended % _TOLD == 0 or self._ended == len(out)):
             self._progress(self._ended, len(out))
+        door = self._door
+        if door is not None and index in door.tickets:
+            door.close(index, now + _EPOCH)
         speed = self._options.speed
         for follower in self._followers.pop(self._requests[index].id, ()):
+            if door is not None and outcome in {Outcome.REFUSED, Outcome.NEVER_CAME}:
+                self._end(follower, now, Outcome.NEVER_CAME)
+                continue
             request = self._requests[follower]
             arrival = max(request.time / speed, now + request.delay / speed)
             heappush(self._events, (arrival, 1, follower))
@@ -280,9 +344,8 @@ class _Run:
                 raise ReplayError(f"{worker} has leases left")
 
 
-def _worker(worker_id: str, options: FleetOptions) -> Worker:
+def _worker(worker_id: str, profile: Profile, options: FleetOptions) -> Worker:
     """A ready worker of the gateway that knows its profile's numbers; its speed only where that is told."""
-    profile = options.profile
     bytes_per_token = profile.kv_bytes_per_token
     worker = Worker(
         url=f"http://{worker_id}",

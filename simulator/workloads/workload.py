@@ -39,6 +39,7 @@ class WorkRequest:
         output_blocks: where the answer's content is known (the next turn's prompt contains it): ids of the runs of
             prompt and answer together from run number ``prompt_tokens // block_tokens`` on, whole runs only. Else
             empty: the answer is like no other.
+        tenant: whose it is, by name; empty where there are none.
     """
 
     id: str
@@ -52,6 +53,7 @@ class WorkRequest:
     stage: str | None = None
     model: str = "m"
     output_blocks: Sequence[int] = ()
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,488 @@
+"""The gate of one fleet: who may go to a worker now, who waits, who is refused. No clock, no I/O.
+
+The proxy and the replay use the same object. A ticket's way through it::
+
+    arrive   refused at once where the line alone makes it late; nothing is known of its prompt yet
+    select   candidates that have room and will be in time; or it waits, and its `turn` is called when that is over: then
+             everything that was looked up is out of date, and `select` is asked again
+    started  it was decided
+    close    it has ended, failed or left, wherever it was: always called, once
+
+`opened` is called when a worker may have more room, `advance` when time has passed (`wake` says when that matters).
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Final, cast
+
+from gateway.admission.queue import State, Ticket, WaitingLine
+from gateway.admission.shedding import Estimate, Reason, Speed, refusal
+from gateway.admission.slots import capacity, opens_at, paced, places, total
+from gateway.admission.stages import Stage, Stages, kept_for_others, share_of
+from policies.scorers.ttft import predicted_ttft
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Admission, WorkerLimits
+    from gateway.errors import GatewayError
+    from gateway.fleet.worker import Worker
+    from policies.base import Candidate, RouteRequest
+
+_SLOWEST_LOOK: Final = 0.25
+"""Seconds between two looks at a line, at most: workers come back without telling."""
+_SOONEST_LOOK: Final = 0.002
+_COUNT_EVERY: Final = 0.25
+"""Seconds for which the count of a fleet's slots is good."""
+_SESSIONS: Final = 10_000
+"""Conversations of which it is known where their latest request of a follower stage went."""
+
+Warm = Callable[[str, Stage, "Worker"], None]
+"""Told that a slot for a conversation's request of that stage was reserved at that worker: its prefix may be fetched there."""
+
+
+class Gate:
+    """See the module.
+
+    Attributes:
+        fleet: its name.
+        line: who waits.
+        refused: how many were refused, by reason.
+        warm: see `Warm`; None: nobody wants to know.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_counted",
+        "_current",
+        "_granted",
+        "_held",
+        "_last",
+        "_limits",
+        "_max_wait",
+        "_now",
+        "_overflow",
+        "_pools",
+        "_reserved",
+        "_running",
+        "_shared",
+        "_slots",
+        "_speeds",
+        "_stages",
+        "_workers",
+        "fleet",
+        "line",
+        "refused",
+        "warm",
+    )
+
+    def __init__(self, fleet: str) -> None:
+        self.fleet = fleet
+        self.line = WaitingLine(max_requests=0, max_tokens=0, aging=0.0)
+        self.refused: dict[str, int] = {}
+        self.warm: Warm | None = None
+        self._workers: Sequence[Worker] = ()
+        self._limits: Mapping[str, WorkerLimits] = {}
+        self._pools: dict[str, Sequence[Worker]] = {}
+        self._stages = Stages({})
+        self._shared = False
+        self._ahead = inf
+        self._max_wait = inf
+        self._overflow = 429
+        self._granted: dict[str, int] = {}
+        self._running: dict[str, int] = {}
+        self._speeds: dict[str, Speed] = {}
+        self._reserved: OrderedDict[tuple[str, str], tuple[Worker, float]] = OrderedDict()
+        self._held: dict[str, int] = {}
+        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._slots = self._counted = 0.0
+        self._now = 0.0
+        self._current: Ticket | None = None
+
+    def configure(
+        self,
+        workers: "Sequence[Worker]",
+        settings: "Admission | None",
+        limits: "Mapping[str, WorkerLimits]",
+        stages: Stages,
+        defaults: "Admission",
+    ) -> None:
+        """Go by another configuration; who waits or runs goes on.
+
+        Args:
+            workers: of the fleet.
+            settings: the model's, None: only `limits` matter.
+            limits: of workers, by id.
+            stages: all.
+            defaults: for the line, where `settings` are None.
+        """
+        self._workers = workers
+        self._limits = limits
+        self._stages = stages
+        self._shared = stages.shared
+        self._ahead = inf if settings is None else settings.prefill_ahead
+        settings = settings or defaults
+        self._max_wait = settings.max_wait or inf
+        line = self.line
+        queues = [limit.max_queue for limit in limits.values()]
+        bounds = [queue for queue in queues if queue is not None]
+        whole = len(bounds) == len(queues) == len(workers)
+        line.max_requests = min(settings.max_requests, sum(bounds)) if whole else settings.max_requests
+        line.max_tokens = settings.max_tokens
+        line.aging = settings.aging
+        self._overflow = next((limit.overflow_status for limit in limits.values()), 429)
+        ids = {worker.id for worker in workers}
+        self._pools = {"": [worker for worker in workers if worker.id not in stages.pooled]}
+        for stage in stages.by_name.values():
+            if stage.pool & ids:
+                self._pools[stage.name] = [worker for worker in workers if worker.id in stage.pool]
+        self._counted = 0.0
+
+    def pool_of(self, stage: Stage | None) -> str:
+        """The name of the pool that a stage's requests go to."""
+        return stage.name if stage is not None and stage.name in self._pools else ""
+
+    def wait(self, ticket: Ticket, now: float) -> float:
+        """Predicted seconds in the line of a request that comes now."""
+        rate = self._speed(ticket.pool).rate(now, self._turnover(ticket.pool))
+        return (self.line.ahead(ticket) + 1) / rate if rate > 0 else 0.0
+
+    def arrive(self, ticket: Ticket, now: float) -> None:
+        """Refuse `ticket` if it is sure to be late or finds no room to wait. Cheap: nothing of its prompt is known.
+
+        Raises:
+            GatewayError: 429, or what `overflow_status` says.
+        """
+        if not self.line or (self._reserved and (ticket.session, ticket.group) in self._reserved):
+            return
+        if not self.line.accepts(ticket):
+            raise self._full(ticket, now)
+        if ticket.deadline < inf:
+            late = now + self.wait(ticket, now) + self._estimate(ticket).needs(None, _kind(ticket)) - ticket.deadline
+            if late > 0 and self._running.get(_name(ticket)):
+                raise self._refuse("deadline_unreachable", late)
+
+    def select(
+        self, ticket: Ticket, request: "RouteRequest", candidates: "Sequence[Candidate]", now: float
+    ) -> "Sequence[Candidate] | None":
+        """The candidates to decide among, `candidates` itself if there is nothing to say against any; None: it waits now.
+
+        Args:
+            ticket: new, or one whose turn has come.
+            request: what the policy is told; `now` and `prompt_tokens` are used.
+            candidates: of the whole fleet.
+            now: seconds.
+
+        Raises:
+            GatewayError: it is refused.
+        """
+        self._now = now
+        if self._reserved:
+            self._expire_reservations(now)
+        if len(self._pools) > 1:
+            ids = {worker.id for worker in self._pools[ticket.pool]}
+            candidates = [candidate for candidate in candidates if candidate.worker.id in ids]
+        claimed = self._claim(ticket)
+        roomy = self._roomy(candidates, now)
+        if roomy is None:
+            return candidates  # nobody takes requests: the policy says what that means
+        if claimed or ticket.state is State.GRANTED:
+            if roomy:
+                return self._in_time(ticket, request, roomy, now)
+        elif not self.line and roomy and self._fits(ticket.stage, ticket.pool, now):
+            return self._in_time(ticket, request, roomy, now)
+        self._ungrant(ticket)
+        return (
+            self._in_time(ticket, request, self._roomy(candidates, now) or candidates, now)
+            if self._waits(ticket, now)
+            else None
+        )
+
+    def started(
+        self, ticket: Ticket, worker: "Worker", request: "RouteRequest", candidate: "Candidate", now: float
+    ) -> None:
+        """`ticket` was decided, with nothing awaited since `select`; the worker's load counts it already or will at once."""
+        self._ungrant(ticket)
+        ticket.state = State.RUNNING
+        ticket.sent = now
+        name = _name(ticket)
+        self._running[name] = self._running.get(name, 0) + 1
+        if ticket.stage is None and ticket.deadline == inf:
+            return
+        ttft = predicted_ttft(request, candidate)
+        estimate = self._estimate(ticket)
+        ticket.predicted = estimate.needs(ttft, _kind(ticket)) - estimate.margin
+        follower = self._stages.follower(ticket.stage)
+        if ticket.session and ticket.stage is not None and ticket.stage.after is not None:
+            self._last[ticket.session, ticket.stage.name] = worker.id
+            if len(self._last) > _SESSIONS:
+                self._last.popitem(last=False)
+        if follower is not None and ticket.session:
+            self.reserve(follower, ticket.session, now)
+
+    def close(self, ticket: Ticket, now: float, first_byte: float = 0.0, *, completed: bool = False) -> None:
+        """`ticket` is over. Calling it again does nothing.
+
+        Args:
+            ticket: in any state.
+            now: seconds.
+            first_byte: when the first byte of its answer came; 0: never.
+            completed: whether its answer came to its end.
+        """
+        if ticket.state is State.ENDED:
+            return
+        if ticket.state is State.RUNNING:
+            self._running[_name(ticket)] -= 1
+            if ticket.predicted and first_byte and completed:
+                estimate = self._estimate(ticket)
+                estimate.took(first_byte - ticket.sent, now - first_byte)
+                due = now if _kind(ticket) == "completion" else first_byte
+                estimate.missed(due - ticket.sent - ticket.predicted)
+        elif not self.line.remove(ticket):
+            self._ungrant(ticket)
+        ticket.state = State.ENDED
+        self.opened(now)
+
+    def opened(self, now: float) -> None:
+        """Somewhere there may be more room. `now`: 0 if nobody knows."""
+        if self.line:
+            self.advance(now or self._now)
+
+    def advance(self, now: float) -> None:
+        """Tell those whose turn it is, and those that can be in time no more."""
+        self._now = now
+        line = self.line
+        for ticket in line.expired(now):
+            waited = now - ticket.entered
+            reason: Reason = "queue_timeout" if waited >= self._max_wait else "deadline_missed"
+            self._tell(ticket, self._refuse(reason, self.wait(ticket, now)))
+        self._pop(now)
+
+    def wake(self, now: float) -> float | None:
+        """When `advance` has to be called, if nothing else happens before; None: not at all."""
+        if not self.line:
+            return None
+        soon = min(now + _SLOWEST_LOOK, self.line.next_expiry())
+        if self._ahead < inf:
+            for worker in self._workers:
+                if worker.backlog and worker.routable:
+                    soon = min(soon, opens_at(worker, now, self._ahead))
+        return max(soon, now + _SOONEST_LOOK)
+
+    def reserve(self, stage: Stage, session: str, now: float) -> "Worker | None":
+        """Choose the worker of a conversation's next request, of `stage`, and keep a slot there for `stage.hold` seconds."""
+        key = (session, stage.name)
+        if key in self._reserved:
+            return None
+        pool = self._pools[self.pool_of(stage)]
+        free = [worker for worker in pool if worker.routable and 0 < self._free(worker) < inf]
+        if not free:
+            return None
+        last = self._last.get(key)
+        chosen = next((worker for worker in free if worker.id == last), None) or min(
+            free, key=lambda worker: (-self._free(worker), worker.backlog)
+        )
+        self._held[chosen.id] = self._held.get(chosen.id, 0) + 1
+        self._reserved[key] = (chosen, now + stage.hold)
+        if self.warm is not None:
+            self.warm(session, stage, chosen)
+        return chosen
+
+    @property
+    def reserved(self) -> int:
+        """Slots that are kept for requests to come."""
+        return len(self._reserved)
+
+    # Room.
+
+    def _free(self, worker: "Worker") -> float:
+        return capacity(worker, self._limits) - worker.in_flight - self._held.get(worker.id, 0)
+
+    def _roomy(self, candidates: "Sequence[Candidate]", now: float) -> "Sequence[Candidate] | None":
+        """Those with room: `candidates` itself when all have, None when none takes requests at all."""
+        limits, held, ahead = self._limits, self._held, self._ahead
+        roomy: list[Candidate] = []
+        routable = False
+        for candidate in candidates:
+            worker = cast("Worker", candidate.worker)
+            if not worker.routable:
+                continue
+            routable = True
+            if worker.in_flight:
+                most: float | None = worker.capabilities.slots
+                if limits or held:
+                    most = capacity(worker, limits) - held.get(worker.id, 0)
+                if (most is not None and worker.in_flight >= most) or not paced(worker, now, ahead):
+                    continue
+            elif held and self._free(worker) <= 0:
+                continue
+            roomy.append(candidate)
+        if not routable:
+            return None
+        return candidates if len(roomy) == len(candidates) else roomy
+
+    def _fits(self, stage: Stage | None, pool: str, now: float) -> bool:
+        """Whether one more of `stage` may go, those counted in whose turn has come already."""
+        if self._shared and pool == "" and not self._has_share(stage, now):
+            return False
+        granted = self._granted.get(pool, 0)
+        if not granted and not self.line:
+            return True  # somebody has room: `select` has looked
+        workers = self._pools[pool]
+        if not any(worker.routable for worker in workers):
+            return True
+        free = 0.0
+        for worker in workers:
+            free += places(worker, now, self._ahead, self._limits, self._held.get(worker.id, 0))
+            if free > granted:
+                return True
+        return False
+
+    def _has_share(self, stage: Stage | None, now: float) -> bool:
+        if not self._counted or now - self._counted > _COUNT_EVERY:
+            self._slots = total(self._pools[""], self._limits)
+            self._counted = now
+        slots = self._slots
+        if slots == inf:
+            return True
+        stages = [each for each in self._stages.by_name.values() if not self.pool_of(each)]
+        used = self._running.get(stage.name, 0) if stage is not None else 0
+        if stage is not None and stage.max_share < 1 and used >= share_of(slots, stage.max_share):
+            return False
+        running = sum(count for name, count in self._running.items() if name not in self._pools or not name)
+        return running + 1 <= slots - kept_for_others(stage, stages, self._running, slots) or used < (
+            share_of(slots, stage.reserve) if stage is not None else 0
+        )
+
+    # The line.
+
+    def _waits(self, ticket: Ticket, now: float) -> bool:
+        """Put `ticket` into the line; whether its turn has come at once."""
+        ticket.latest = min(
+            ticket.deadline - self._estimate(ticket).needs(None, _kind(ticket)) if ticket.deadline < inf else inf,
+            (ticket.entered if ticket.sequence else now) + self._max_wait,
+        )
+        if ticket.deadline < inf and not ticket.sequence:
+            late = now + self.wait(ticket, now) + self._estimate(ticket).needs(None, _kind(ticket)) - ticket.deadline
+            if late > 0 and self._running.get(_name(ticket)):
+                raise self._refuse("deadline_unreachable", late)
+        losers = self.line.push(ticket, now)
+        if losers is None:
+            raise self._full(ticket, now)
+        for loser in losers:
+            self._tell(loser, self._refuse("shed", self.wait(loser, now)))
+        self._current = ticket
+        try:
+            self._pop(now)
+        finally:
+            self._current = None
+        return ticket.state is State.GRANTED
+
+    def _pop(self, now: float) -> None:
+        line = self.line
+        by_name = self._stages.by_name
+
+        def fits(group: object) -> bool:
+            stage = by_name.get(cast("str", group))
+            return self._fits(stage, self.pool_of(stage), now)
+
+        while line:
+            ticket = line.pop(now, fits)
+            if ticket is None:
+                return
+            self._granted[ticket.pool] = self._granted.get(ticket.pool, 0) + 1
+            self._speed(ticket.pool).turn(now)
+            if ticket is not self._current:
+                self._tell(ticket, None)
+        for speed in self._speeds.values():
+            speed.pause()
+
+    def _tell(self, ticket: Ticket, error: "GatewayError | None") -> None:
+        if ticket.turn is not None:
+            ticket.turn(error)
+
+    def _ungrant(self, ticket: Ticket) -> None:
+        if ticket.state is State.GRANTED:
+            ticket.state = State.NEW
+            self._granted[ticket.pool] -= 1
+
+    # Predictions.
+
+    def _in_time(
+        self, ticket: Ticket, request: "RouteRequest", roomy: "Sequence[Candidate]", now: float
+    ) -> "Sequence[Candidate]":
+        if ticket.deadline == inf:
+            return roomy
+        request.now = now
+        estimate, kind, slack = self._estimate(ticket), _kind(ticket), ticket.deadline - now
+        needs = [estimate.needs(predicted_ttft(request, candidate), kind) for candidate in roomy]
+        if max(needs) <= slack:
+            return roomy
+        kept = [candidate for candidate, seconds in zip(roomy, needs, strict=True) if seconds <= slack]
+        # Nobody else is there to learn from: one is tried whatever is predicted, or a bad guess would stay for good.
+        if kept or not self._running.get(_name(ticket)):
+            return kept or roomy
+        raise self._refuse("deadline_missed" if ticket.sequence else "deadline_unreachable", min(needs) - slack)
+
+    def _estimate(self, ticket: Ticket) -> Estimate:
+        return self._stages.estimate(self.fleet, ticket.stage)
+
+    def _speed(self, pool: str) -> Speed:
+        speed = self._speeds.get(pool)
+        if speed is None:
+            speed = self._speeds[pool] = Speed()
+        return speed
+
+    def _turnover(self, pool: str) -> float:
+        """Requests per second that a pool's slots let go when all are taken, as far as is learned; 0: nothing is."""
+        return sum(
+            slots / worker.hold
+            for worker in self._pools[pool]
+            if worker.routable and worker.hold > 0 and (slots := capacity(worker, self._limits)) < inf
+        )
+
+    def _full(self, ticket: Ticket, now: float) -> "GatewayError":
+        self._count("queue_full")
+        return refusal("queue_full", self.wait(ticket, now), status=self._overflow)
+
+    def _refuse(self, reason: Reason, wait: float) -> "GatewayError":
+        self._count(reason)
+        return refusal(reason, wait)
+
+    def _count(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    # Reservations.
+
+    def _claim(self, ticket: Ticket) -> bool:
+        """Give `ticket` the slot that is reserved for it; whether there was one."""
+        if not self._reserved or not ticket.session:
+            return False
+        found = self._reserved.pop((ticket.session, _name(ticket)), None)
+        if found is None:
+            return False
+        self._let_go(found[0])
+        return True
+
+    def _expire_reservations(self, now: float) -> None:
+        # In the order of their beginning: with one `hold` for all, that of their end.
+        while self._reserved and (first := next(iter(self._reserved.items())))[1][1] <= now:
+            del self._reserved[first[0]]
+            self._let_go(first[1][0])
+
+    def _let_go(self, worker: "Worker") -> None:
+        self._held[worker.id] -= 1
+        if not self._held[worker.id]:
+            del self._held[worker.id]
+
+
+def waiting(gates: Iterable[Gate]) -> int:
+    """Requests in the lines of all."""
+    return sum(len(gate.line) for gate in gates)
+
+
+def _name(ticket: Ticket) -> str:
+    return ticket.stage.name if ticket.stage is not None else ""
+
+
+def _kind(ticket: Ticket) -> str:
+    return ticket.stage.kind if ticket.stage is not None else "ttft"
