@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test check format bench study lock clean
+.PHONY: run test check format bench soak study lock clean
 
 run: $(VENV)/.run
 	@$(BIN)/warmroute demo $(ARGS)
@@ -27,6 +27,10 @@ bench: $(VENV)/.dev
 # docs/study.md; `make study ARGS="--traces DIR"` with the public traces in DIR.
 study: $(VENV)/.dev
 	$(BIN)/python -m bench.study $(ARGS)
+
+# Half an hour of faults under 300 clients, of which a third leaves early.
+soak: $(VENV)/.dev
+	$(BIN)/python -m bench.soak --schedule all --seconds 1800 --clients 300 $(ARGS)
 
 # Hash-pinned locks without index addresses.
 lock: $(VENV)/.dev

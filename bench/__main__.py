@@ -7,7 +7,7 @@ import sys
 import bench
 
 FIRST = ("overhead", "streams")
-HELPERS = ("clients", "processes", "worker")
+HELPERS = ("clients", "processes", "schedule", "worker")
 LONG = ("soak", "kill_one", "truth", "hits")
 
 

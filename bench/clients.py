@@ -44,14 +44,18 @@ class Tally:
     Attributes:
         results: how often each end was met.
         errors: codes of the clean errors, and the first lines of what is broken.
+        seen: when each request ended that got no answer and was not left, and how.
     """
 
     results: dict[Result, int] = field(default_factory=lambda: dict.fromkeys(Result, 0))
     errors: dict[str, int] = field(default_factory=dict)
+    seen: list[tuple[float, str]] = field(default_factory=list)
 
     def add(self, result: Result, error: str = "") -> None:
         """Count one request."""
         self.results[result] += 1
+        if result in {Result.CLEAN_ERROR, Result.CUT_SHORT, Result.BROKEN}:
+            self.seen.append((time.monotonic(), error or result.value))
         if error:
             self.errors[error] = self.errors.get(error, 0) + 1
 
@@ -64,13 +68,35 @@ class Tally:
 class Client:
     """One client: asks one request after the other, over one connection as long as that is kept open."""
 
-    def __init__(self, port: int, rng: random.Random, tally: Tally, *, leave: float, stream: float = 0.5) -> None:
-        """`leave` and `stream` are the shares of requests that are left, and that ask for a stream."""
+    def __init__(
+        self,
+        port: int,
+        rng: random.Random,
+        tally: Tally,
+        *,
+        leave: float,
+        stream: float = 0.5,
+        pause: float = 0.0,
+        asks: Callable[[random.Random], bytes] | None = None,
+    ) -> None:
+        """One client.
+
+        Args:
+            port: the gateway's.
+            rng: what it does when.
+            tally: where it counts.
+            leave: the share of requests that are left.
+            stream: the share of those that ask for a stream.
+            pause: seconds between two requests, on average.
+            asks: the rest of the body behind its first members; default: one message of a random length.
+        """
         self._port = port
         self._rng = rng
         self._tally = tally
         self._leave = leave
         self._stream = stream
+        self._pause = pause
+        self._rest = asks or _one_message
         self._writer: asyncio.StreamWriter | None = None
         self._reader = asyncio.StreamReader()
 
@@ -78,6 +104,8 @@ class Client:
         """Ask as long as `goes_on` says so."""
         while goes_on():
             await self.asks_once()
+            if self._pause:
+                await asyncio.sleep(self._rng.expovariate(1 / self._pause))
         self._close()
 
     async def asks_once(self) -> None:
@@ -85,12 +113,7 @@ class Client:
         rng = self._rng
         stream = rng.random() < self._stream
         moment = rng.choice(list(Moment)) if rng.random() < self._leave else None
-        # Mostly small prompts, some of a few hundred kilobytes.
-        size = int(rng.paretovariate(1.0) * 500) % 300_000
-        body = b'{"model":"m","stream":%b,"messages":[{"role":"user","content":"%b"}]}' % (
-            b"true" if stream else b"false",
-            b"x" * size,
-        )
+        body = b'{"model":"m","stream":%b,%b}' % (b"true" if stream else b"false", self._rest(rng))
         try:
             async with asyncio.timeout(_PATIENCE):
                 await self._ask(body, moment)
@@ -164,6 +187,12 @@ class Client:
         if self._writer is not None:
             self._writer.transport.abort()
             self._writer = None
+
+
+def _one_message(rng: random.Random) -> bytes:
+    """Mostly small prompts, some of a few hundred kilobytes."""
+    size = int(rng.paretovariate(1.0) * 500) % 300_000
+    return b'"messages":[{"role":"user","content":"%b"}]' % (b"x" * size)
 
 
 async def _dechunked(reader: asyncio.StreamReader) -> bytes:

@@ -73,7 +73,7 @@ def running(
         )
     try:
         deadline = time.monotonic() + _STARTUP
-        while not _listens(port):
+        while not listens(port):
             if child.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{command[0]} does not listen on {port}: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
@@ -87,7 +87,8 @@ def running(
                 break
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Whether something on loopback accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
