@@ -68,6 +68,7 @@ async def test_ready_with_a_worker(get):
         "draining": False,
         "fleets": {"m": {"ready": 2, "total": 4}},
         "degraded": [],
+        "information": [],
         "reload": {"ok": True, "error": None, "time": None},
     }
     assert {name: report[name] for name in expected} == expected

@@ -41,28 +41,41 @@ export function bar(parts, title) {
   );
 }
 
-/** A table of `columns` [{head, class, title, cell(row)}]; each row is an element made by `attributes(row)`. */
+/** A table of `columns` [{head, class, title, cell(row)}]; `attributes(row)` are those of its element. */
 export function table(columns, rows, attributes = () => ({})) {
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      {},
-      h("thead", {}, h("tr", {}, columns.map((c) => h("th", { class: c.class, title: c.title, scope: "col" }, c.head)))),
-      h(
-        "tbody",
-        {},
-        rows.map((row) =>
-          h(
-            "tr",
-            attributes(row),
-            columns.map((c) => h("td", { class: c.class, data: { label: c.head } }, c.cell(row))),
-          ),
-        ),
-      ),
-    ),
-  );
+  const made = keyed(columns, (row) => row, attributes);
+  made.set(rows);
+  return made.element;
+}
+
+/**
+ * A table that is changed in place: `set(rows)` keeps the elements of rows that are still the same objects, so that what is under
+ * the pointer stays there. `key(row)` tells which row takes the place of which.
+ */
+export function keyed(columns, key, attributes = () => ({})) {
+  const body = h("tbody", {});
+  const head = h("thead", {}, h("tr", {}, columns.map((c) => h("th", { class: c.class, title: c.title, scope: "col" }, c.head))));
+  const element = h("div", { class: "scroll" }, h("table", {}, head, body));
+  const make = (row) => h("tr", attributes(row), columns.map((c) => h("td", { class: c.class, data: { label: c.head } }, c.cell(row))));
+  let known = new Map();
+  const set = (rows) => {
+    const wanted = new Map();
+    for (const row of rows) {
+      const name = key(row);
+      const before = known.get(name);
+      const tr = before?.row === row ? before.tr : make(row);
+      if (before && before.tr !== tr && before.tr.hasAttribute("aria-selected")) tr.setAttribute("aria-selected", "true");
+      wanted.set(name, { row, tr });
+    }
+    for (const [name, before] of known) if (wanted.get(name)?.tr !== before.tr) before.tr.remove();
+    let next = body.firstChild;
+    for (const { tr } of wanted.values()) {
+      if (tr === next) next = next.nextSibling;
+      else body.insertBefore(tr, next);
+    }
+    known = wanted;
+  };
+  return { element, set };
 }
 
 /** Copies text and says so on the button for a moment. */

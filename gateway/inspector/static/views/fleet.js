@@ -103,7 +103,8 @@ export function show(root, context) {
     latest = data;
     timer ??= requestAnimationFrame(() => {
       timer = null;
-      update(latest);
+      // A button that is pressed must still be there when it is let go.
+      if (!document.documentElement.matches(":active")) update(latest);
     });
   };
   if (latest) update(latest);

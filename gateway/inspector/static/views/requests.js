@@ -1,7 +1,7 @@
 // Requests: what ended, as it ends, and what runs; filters; pause.
 
 import { get } from "/static/api.js";
-import { fill, h, table } from "/static/dom.js";
+import { fill, h, keyed } from "/static/dom.js";
 import { clock, count, percent, plural, seconds } from "/static/format.js";
 
 const SHOWN = 200;
@@ -23,6 +23,7 @@ export function show(root, context, { parameters }) {
   let timer = null;
   let gone = false;
   let drawing = null;
+  let held = false;
 
   const input = (name, label, more = {}) => h("label", {}, label, h("input", { name, value: values[name], size: 14, ...more, on: { change } }));
   const select = (name, label, options) =>
@@ -32,7 +33,13 @@ export function show(root, context, { parameters }) {
   const known = (list, value) => (value && !list.includes(value) ? [...list, value] : list);
   const pause = h("button", { on: { click: toggle }, title: "p" }, "pause");
   const note = h("span", { class: "dim", role: "status" });
-  const list = h("div", { class: "requests" });
+  // What is pointed at must not move away: as long as the pointer is over the list, nothing is added to it.
+  const hold = (now) => () => {
+    held = now;
+    release();
+  };
+  const rowsTable = keyed(columns(slow), (row) => row.id, attributes);
+  const list = h("div", { class: "requests", on: { pointerenter: hold(true), pointerleave: hold(false) } });
   fill(
     root,
     h(
@@ -69,10 +76,14 @@ export function show(root, context, { parameters }) {
   function toggle() {
     paused = !paused;
     pause.textContent = paused ? "go on" : "pause";
-    if (!paused) {
+    release();
+    if (!paused) load();
+  }
+
+  function release() {
+    if (!paused && !held) {
       rows = [...waiting.reverse(), ...rows].slice(0, SHOWN);
       waiting = [];
-      load();
     }
     draw();
   }
@@ -90,7 +101,8 @@ export function show(root, context, { parameters }) {
     try {
       const found = await get(`/api/requests?limit=${SHOWN}&running=true&${query()}`);
       if (gone) return;
-      if (!paused) rows = found.requests;
+      rows = found.requests;
+      waiting = [];
       running = query() ? [] : found.running;
       draw();
     } catch (error) {
@@ -103,7 +115,7 @@ export function show(root, context, { parameters }) {
     clearTimeout(timer);
     const found = await get("/api/requests?limit=1&running=true").catch(() => null);
     if (gone) return;
-    if (found && !query()) running = found.running;
+    if (found && !query() && !held) running = found.running;
     draw();
     timer = setTimeout(() => (paused ? undefined : refresh()), 2000);
   }
@@ -111,23 +123,23 @@ export function show(root, context, { parameters }) {
   function draw() {
     drawing ??= requestAnimationFrame(() => {
       drawing = null;
-      note.textContent = paused ? (waiting.length ? `${plural(waiting.length, "request")} ended meanwhile` : "paused") : "";
-      const selected = list.querySelector("tr[aria-selected]")?.dataset.open;
+      note.textContent = waiting.length ? `${plural(waiting.length, "request")} ended meanwhile` : paused ? "paused" : "";
       const all = [...running, ...rows];
-      const slowest = all.reduce((most, row) => Math.max(most, row.total ?? 0), 0.001);
-      fill(list, all.length ? table(columns(slowest, slow), all, attributes) : h("p", { class: "empty" }, query() ? "No request of this kind is kept." : "No request yet. Send one, and it shows here."));
-      if (selected) [...list.querySelectorAll("tr")].find((row) => row.dataset.open === selected)?.setAttribute("aria-selected", "true");
+      rowsTable.set(all);
+      if (!all.length) fill(list, h("p", { class: "empty" }, query() ? "No request of this kind is kept." : "No request yet. Send one, and it shows here."));
+      else if (rowsTable.element.parentNode !== list) fill(list, rowsTable.element);
     });
   }
 
   const listener = (kind, data) => {
     if (kind !== "requests") return;
     const fresh = data.requests.filter(fits);
-    if (paused) waiting = [...waiting, ...fresh].slice(-SHOWN);
-    else rows = [...fresh.reverse(), ...rows].slice(0, SHOWN);
-    const ended = new Set(data.requests.map((row) => row.id));
-    running = running.filter((row) => !ended.has(row.id));
-    if (fresh.length) draw();
+    waiting = [...waiting, ...fresh].slice(-SHOWN);
+    if (!paused && !held) {
+      const ended = new Set(data.requests.map((row) => row.id));
+      running = running.filter((row) => !ended.has(row.id));
+    }
+    release();
   };
   context.live.listeners.add(listener);
   load();
@@ -146,7 +158,7 @@ function attributes(row) {
   return { data: { open: `#/requests/${encodeURIComponent(row.id)}` }, class: row.outcome === "failed" ? "failed" : undefined };
 }
 
-function columns(slowest, slow) {
+function columns(slow) {
   return [
     { head: "ended", class: "time", cell: (r) => clock(r.time + (r.total ?? 0)) },
     { head: "status", cell: (r) => [outcomeChip(r), r.error && h("small", { class: "bad" }, ` ${r.error}`)] },
@@ -154,7 +166,7 @@ function columns(slowest, slow) {
     { head: "model", class: "text", cell: (r) => r.model ?? h("span", { class: "dim" }, "unknown") },
     { head: "worker", class: "text", cell: (r) => [r.worker ?? "–", r.attempts > 1 && h("small", { class: "warn" }, ` attempt ${r.attempts}`)] },
     { head: "first byte", class: "number", cell: (r) => h("span", { class: (r.ttft ?? 0) > slow ? "warn" : undefined }, seconds(r.ttft)) },
-    { head: "total", class: "span", cell: (r) => [span(r, slowest), seconds(r.total)] },
+    { head: "total", class: "span", cell: (r) => [span(r), seconds(r.total)] },
     { head: "prompt", class: "number", cell: (r) => count(r.prompt_tokens) },
     { head: "cached", class: "number", cell: (r) => (r.cached_tokens === null ? "–" : percent(r.cached_tokens, r.prompt_tokens)) },
     { head: "output", class: "number", cell: (r) => count(r.output_tokens) },
@@ -162,8 +174,9 @@ function columns(slowest, slow) {
   ];
 }
 
-function span(row, slowest) {
-  const scale = (value) => `${(100 * Math.sqrt(Math.max(0, value) / slowest)).toFixed(1)}%`;
-  const title = `until the first byte ${seconds(row.ttft)}, in all ${seconds(row.total)}; widths grow with the square root`;
+function span(row) {
+  // From 1 ms to 100 s: wide enough apart to see, and the same for every row whatever comes next.
+  const scale = (value) => `${(20 * Math.max(0, Math.min(5, Math.log10(Math.max(value, 1e-9)) + 3))).toFixed(1)}%`;
+  const title = `until the first byte ${seconds(row.ttft)}, in all ${seconds(row.total)}; each tenfold is a fifth of the width`;
   return h("span", { class: "spanbar", title }, h("i", { class: "stream", style: { width: scale(row.total ?? 0) } }), h("i", { class: "wait", style: { width: scale(Math.min(row.ttft ?? row.total ?? 0, row.total ?? 0)) } }));
 }
