@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway import __version__
+from gateway.admission.keys import KeysError
+from gateway.admission.tenancy import Tenancy
 from gateway.config.reload import ConfigWatcher
 from gateway.degradation import PolicyFaultLog, fleet_status, policy_faults
 from gateway.fleet.asking import open_session
@@ -97,6 +99,7 @@ class Gateway:
         self._sweeper = Sweeper(loop, self._pool, config.limits.header_read)
         self._matching = Matching(config, self._session)
         self._monitor = LoopMonitor()
+        self._tenancy = Tenancy(time.monotonic)
         self._tasks = TaskGroup("gateway")
         self._tracing = Tracing.from_config(config.telemetry)
         self._request_log = RequestLogWriter.from_config(config.telemetry.request_log)
@@ -143,14 +146,17 @@ class Gateway:
         Raises:
             OSError: an address is taken or not ours.
             TokenizerError: a model's tokenizer can't be loaded.
+            KeysError: the tenants' keys can't be read.
         """
         self._monitor.start()
         try:
+            self._tenancy.use(self.config, await self._tenancy.prepare(self.config))
+            self.proxy.tenants = self._tenancy.current
             self._match_by(self.config, self._fleets, await self._load_tokenizers(self.config))
             await self._admin.start()
             listen = self.config.listen
             self._listener = await self._loop.create_server(self._server, listen.host, listen.port, backlog=_BACKLOG)
-        except (OSError, TokenizerError):
+        except (OSError, TokenizerError, KeysError):
             await self._close()
             raise
         self.port = self._listener.sockets[0].getsockname()[1]
@@ -159,6 +165,7 @@ class Gateway:
         self._matching.start()
         self._export_metrics()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
+        self._tasks.spawn("keys", self._tenancy.run())
         if self._watcher is not None:
             self._watcher.start()
         # What exists now lives as long as the process: the collector need not look at it again.
@@ -238,6 +245,7 @@ class Gateway:
     async def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
         tokenizers = await self._load_tokenizers(config)
+        keys = await self._tenancy.prepare(config)
         tracing = self._tracing
         if config.telemetry != self.config.telemetry:
             tracing = Tracing.from_config(config.telemetry)
@@ -256,6 +264,8 @@ class Gateway:
         self._server.max_connections = config.limits.connections
         self._server.set_keep_alive(config.limits.keep_alive)
         self._health.update(fleets)
+        self._tenancy.use(config, keys)
+        self.proxy.tenants = self._tenancy.current
         self._match_by(config, fleets, tokenizers)
         self._name_labels()
         old_log, self._request_log = self._request_log, request_log
@@ -305,6 +315,7 @@ class Gateway:
             policy_faults=lambda: {fleet.name: policy_faults(fleet) for fleet in self._fleets},
             dropped=dropped,
             loop=self._monitor,
+            tenants=self._tenancy.accounts,
             parity=self._matching.parity,
             truth=lambda: self._matching.truth,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),
@@ -347,7 +358,14 @@ class Gateway:
                 self.metrics.reloads = {True: self._watcher.reloads_ok, False: self._watcher.reloads_failed}
             return await self.metrics.scrape(accept)
 
-        return AdminSources(fleets=fleets, metrics=metrics, reload=reload, draining=lambda: self.proxy.draining)
+        return AdminSources(
+            fleets=fleets,
+            metrics=metrics,
+            reload=reload,
+            draining=lambda: self.proxy.draining,
+            degraded=lambda: self._tenancy.degraded,
+            information=lambda: self._tenancy.information,
+        )
 
 
 async def _retire(tracing: Tracing) -> None:

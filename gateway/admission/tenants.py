@@ -35,7 +35,7 @@ class Tenant:
     Attributes:
         name: as the configuration calls it.
         label: stands for the name in whatever leaves this process: the first 12 hexadecimal digits of its SHA-256.
-        models: names, of models and aliases, that it may use.
+        models: names, of models and aliases, that it may use; see `may_use`.
         weight: its share beside other tenants' when requests have to wait.
         priority_ceiling: the smallest number, so the most urgent priority, that it may ask for.
         may_set: which of ``stage``, ``deadline``, ``priority`` and ``policy`` it may set by a header field.
@@ -44,6 +44,7 @@ class Tenant:
     """
 
     __slots__ = (
+        "_patterns",
         "account",
         "cache_salt",
         "label",
@@ -58,7 +59,9 @@ class Tenant:
         """`models`: all that there are; `account`: already goes by the section's limits."""
         self.name = name
         self.label = sha256(name.encode()).hexdigest()[:_LABEL]
-        self.models = frozenset(_allowed(section.models, models))
+        # Only * and ? are special: names with brackets are names.
+        self._patterns = [pattern.replace("[", "[[]") for pattern in section.models]
+        self.models = frozenset(self._allowed(models))
         self.weight = section.weight
         self.priority_ceiling = section.priority_ceiling
         self.may_set = frozenset(section.may_set)
@@ -73,13 +76,17 @@ class Tenant:
         """Whether it matters what an answer costs."""
         return self.account.tokens is not None
 
+    def may_use(self, name: str) -> bool:
+        """Whether it may use what clients call by this name. Names of LoRA adapters come and go, and are judged by themselves."""
+        return name in self.models or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+
     def check_model(self, name: str) -> None:
         """Refuse a model that exists and that it may not use; `name` is what the client asked for.
 
         Raises:
             GatewayError: 403.
         """
-        if name not in self.models:
+        if not self.may_use(name):
             raise _forbidden(
                 "model_not_allowed", "This API key may not use the model; GET /v1/models lists those it may.", "model"
             )
@@ -129,6 +136,21 @@ class Tenant:
         if (tokens := account.tokens) is not None:
             lines += _TOKEN_LINES % _standing(tokens, now)
         return lines
+
+    @staticmethod
+    def header_not_allowed() -> GatewayError:
+        """403, for a header field that it may not set."""
+        return _forbidden(
+            "header_not_allowed", "This API key may not set one of the request's x-warmroute fields.", None
+        )
+
+    def _allowed(self, models: "Iterable[Model]") -> Iterator[str]:
+        """The names that one of the patterns allows; a model's own name stands for its aliases."""
+        for model in models:
+            whole = any(fnmatchcase(model.name, pattern) for pattern in self._patterns)
+            for name in (model.name, *model.aliases):
+                if whole or any(fnmatchcase(name, pattern) for pattern in self._patterns):
+                    yield name
 
     def _refuse(self, refusal: Refusal, wanted: int, now: float) -> NoReturn:
         limit, wait = refusal
@@ -205,9 +227,7 @@ class Tenants:
             raise _unauthorized()
         tenant = found[1]
         if asked and not tenant.may_set.issuperset(asked):
-            raise _forbidden(
-                "header_not_allowed", "This API key may not set one of the request's x-warmroute fields.", None
-            )
+            raise tenant.header_not_allowed()
         return tenant
 
     def use(self, index: Index) -> None:
@@ -252,17 +272,6 @@ def _digests(section: "Section", files: Mapping[str, frozenset[bytes]]) -> Itera
         yield digest(section.key.encode())
     if section.keys_file is not None:
         yield from files[section.keys_file]
-
-
-def _allowed(patterns: Iterable[str], models: "Iterable[Model]") -> Iterator[str]:
-    """The names that one of the patterns allows; a model's own name stands for its aliases."""
-    # Only * and ? are special: names with brackets are names.
-    patterns = [pattern.replace("[", "[[]") for pattern in patterns]
-    for model in models:
-        whole = any(fnmatchcase(model.name, pattern) for pattern in patterns)
-        for name in (model.name, *model.aliases):
-            if whole or any(fnmatchcase(name, pattern) for pattern in patterns):
-                yield name
 
 
 def _unauthorized(*, missing: bool = False) -> GatewayError:

@@ -38,6 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
 async def _serve(config: "Config", path: Path) -> int:
     import structlog  # noqa: PLC0415
 
+    from gateway.admission.keys import KeysError  # noqa: PLC0415
     from gateway.app import Gateway  # noqa: PLC0415
     from gateway.prompt.tokenizer import TokenizerError  # noqa: PLC0415
     from gateway.telemetry import logs  # noqa: PLC0415
@@ -64,6 +65,9 @@ async def _serve(config: "Config", path: Path) -> int:
             except OSError as error:
                 complain(f"can't listen: {error}")
                 return 1
+            except KeysError as error:
+                complain(f"a tenant's keys can't be used: {error}")
+                return 2
             except TokenizerError as error:
                 complain(f"a model's tokenizer can't be loaded: {error}")
                 return 2

@@ -4,7 +4,7 @@ The cards come from the control plane (`gateway.fleet.health` fetches them); thi
 answering costs nothing and no worker has to be there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -54,12 +54,13 @@ class ModelCards:
             self._forget_answers()
         return True
 
-    def models_payload(self) -> bytes:
-        """The JSON body of ``GET /v1/models``."""
+    def models_payload(self, allows: Callable[[str], bool] | None = None) -> bytes:
+        """The JSON body of ``GET /v1/models``: all names, or those that one `allows`."""
+        if allows is not None:
+            return self._list(allows)
         self._look_at_adapters()
         if self._payload is None:
-            data = [self._card(name, fleet) for name, fleet in self._fleets.names()]
-            self._payload = orjson.dumps({"object": "list", "data": data})
+            self._payload = self._list(lambda _: True)
         return self._payload
 
     def model_payload(self, name: str) -> bytes | None:
@@ -72,6 +73,10 @@ class ModelCards:
                 return None
             payload = self._one[name] = orjson.dumps(self._card(name, fleet))
         return payload
+
+    def _list(self, allows: Callable[[str], bool]) -> bytes:
+        data = [self._card(name, fleet) for name, fleet in self._fleets.names() if allows(name)]
+        return orjson.dumps({"object": "list", "data": data})
 
     def _card(self, name: str, fleet: Fleet) -> dict[str, Any]:
         known = [self._cards[worker] for worker in fleet.workers if worker in self._cards]

@@ -174,6 +174,8 @@ class Attempts:
         own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
         if self.name_worker:
             own += _worker_line(worker.id)
+        if journey.tenant is not None:
+            own += journey.tenant.lines(monotonic())
         exchange = Exchange(
             journey.request.connection,
             self._pool,

@@ -50,6 +50,11 @@ _WORKER_CHOICE = (
     b"x-warmroute-worker",
 )
 
+# What clients may ask for, each only where their key allows it (`gateway.admission.tenants.Tenant.may_set`).
+_ASKS: Mapping[bytes, str] = MappingProxyType(
+    {b"x-warmroute-stage": "stage", b"x-warmroute-deadline-ms": "deadline", b"x-warmroute-priority": "priority"}
+)
+
 (
     _DROP,
     _HOST,
@@ -64,7 +69,9 @@ _WORKER_CHOICE = (
     _FORWARDED_PROTO,
     _VIA,
     _TRACE,
-) = range(13)
+    _API_KEY,
+    _ASKED,
+) = range(15)
 _REQUEST_FIELDS: Mapping[bytes, int] = MappingProxyType(
     dict.fromkeys(_HOP_BY_HOP + _WORKER_CHOICE, _DROP)
     | {
@@ -81,7 +88,9 @@ _REQUEST_FIELDS: Mapping[bytes, int] = MappingProxyType(
         b"via": _VIA,
         b"traceparent": _TRACE,
         b"tracestate": _TRACE,
+        b"x-api-key": _API_KEY,
     }
+    | dict.fromkeys(_ASKS, _ASKED)
 )
 # `Server` tells an attacker what runs behind; `Set-Cookie` of a worker means nothing to the gateway's clients.
 _RESPONSE_DROP = frozenset(_HOP_BY_HOP) | {
@@ -127,7 +136,10 @@ class RequestHead(msgspec.Struct, eq=False):
 
     Attributes:
         lines: ``name: value\r\n`` of each end-to-end field, ready for the worker.
-        authorization: the client's Authorization line, or empty; sent on only to workers without a key of their own.
+        authorization: the client's Authorization and x-api-key lines, or empty; sent on only to workers without a key of their own,
+            and only where the gateway asks for none itself.
+        credentials: values of those fields as they came, whatever Connection names; an x-api-key has ``Bearer`` before it.
+        asked: what the client asks for by fields of its own: ``stage``, ``deadline``, ``priority``.
         trace: the client's traceparent and tracestate lines, as they came.
         request_id: the client's, if it is well formed; else minted.
         content_length: declared length of the body; None for a chunked one or none.
@@ -136,6 +148,8 @@ class RequestHead(msgspec.Struct, eq=False):
 
     lines: list[bytes]
     authorization: bytes
+    credentials: tuple[bytes, ...]
+    asked: tuple[str, ...]
     trace: list[bytes]
     request_id: bytes
     content_length: int | None
@@ -160,7 +174,9 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
     lines: list[bytes] = []
     trace: list[bytes] = []
     host = connection = forwarded_for = via = length = None
-    authorization = request_id = b""
+    authorization = api_key = request_id = b""
+    credentials: tuple[bytes, ...] = ()
+    asked: tuple[str, ...] = ()
     proto = b"http"
     expects_continue = False
     size = 0
@@ -188,6 +204,13 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
             request_id = value
         elif kind == _AUTH:
             authorization = b"authorization: %b\r\n" % value
+            credentials += (value,)
+        elif kind == _API_KEY:
+            api_key = b"x-api-key: %b\r\n" % value
+            credentials += (b"Bearer " + value,)
+        elif kind == _ASKED:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            asked += (_ASKS[lower],)
         elif kind == _FORWARDED_FOR:
             forwarded_for = value if forwarded_for is None else forwarded_for + b", " + value
         elif kind == _FORWARDED_PROTO:
@@ -211,7 +234,9 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
     if connection is not None and connection.lower() not in _PLAIN_CONNECTION:
         lines = _without_named(lines, connection)
         trace = _without_named(trace, connection)
-        authorization = b"" if b"authorization" in _tokens(connection) else authorization
+        named = _tokens(connection)
+        authorization = b"" if b"authorization" in named else authorization
+        api_key = b"" if b"x-api-key" in named else api_key
     if not request_id or _REQUEST_ID_GRAMMAR.fullmatch(request_id) is None:
         request_id = ids.mint()
     lines.append(
@@ -223,7 +248,8 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
             request_id,
         )
     )
-    return RequestHead(lines, authorization, trace, request_id, length, expects_continue)
+    authorization += api_key
+    return RequestHead(lines, authorization, credentials, asked, trace, request_id, length, expects_continue)
 
 
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})

@@ -15,6 +15,7 @@ from policies.base import NO_MATCH
 if TYPE_CHECKING:
     from aiohttp.http_parser import RawRequestMessage
 
+    from gateway.admission.tenants import Tenant, Tenants
     from gateway.config.schema import Limits
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.worker import Lease, Worker
@@ -47,7 +48,10 @@ class Journey:
         first_byte_at: mark: the first byte of the answer's body.
         end: mark: it is over.
         head: the header fields, once read.
-        body: the client's bytes.
+        tenant: whose key it brought; None where no keys are asked for.
+        charged: tokens of its prompt, once its tenant has let it in; None: it has not.
+        body: the client's bytes, with its tenant's salt where there is one.
+        bytes_in: how many the client sent.
         parsed: the JSON object in them; empty for other bodies.
         model: the name the client used, or None.
         fleet: who serves it.
@@ -72,8 +76,10 @@ class Journey:
     __slots__ = (
         "attempts",
         "body",
+        "bytes_in",
         "bytes_out",
         "captured",
+        "charged",
         "decisions",
         "end",
         "error_message",
@@ -99,6 +105,7 @@ class Journey:
         "start",
         "status",
         "target",
+        "tenant",
         "trace",
         "tracing",
         "usage",
@@ -114,7 +121,10 @@ class Journey:
         self.start = self.ready = start
         self.read_at = self.looked_up = self.first_byte_at = self.end = 0.0
         self.head: RequestHead | None = None
+        self.tenant: Tenant | None = None
+        self.charged: int | None = None
         self.body = b""
+        self.bytes_in = 0
         self.parsed: dict[str, Any] = {}
         self.multipart: MultipartModel | None = None
         self.model: str | None = None
@@ -193,17 +203,18 @@ class Journey:
             tuple(self.attempts),
             pace.gaps() if pace is not None else None,
             self.usage,
-            len(self.body),
+            self.bytes_in,
             self.bytes_out,
             self.status,
             self.outcome if self.end else RUNNING,
             self.error_type,
             self.error_message,
+            tenant=self.tenant.label if self.tenant is not None else None,
             captured=self.captured,
         )
 
-    async def read(self, ids: RequestIds, limits: "Limits") -> None:
-        """Read head and body and find the model's name.
+    async def read(self, ids: RequestIds, limits: "Limits", tenants: "Tenants | None" = None) -> None:
+        """Read head and body and find the model's name. With `tenants` a body is read only of a request that belongs to one.
 
         Raises:
             GatewayError: what is wrong with the request.
@@ -211,6 +222,8 @@ class Journey:
         request = self.request
         message = request.message
         self.head = head = scan_request(message.raw_headers, peer=request.connection.peer, ids=ids, limit=limits.header)
+        if tenants is not None:
+            self.tenant = tenants.of(head.credentials, head.asked)
         if message.method != "POST":
             raise method_not_allowed("POST")
         if message.version != (1, 1):
@@ -227,6 +240,7 @@ class Journey:
             body = await read_body(payload, limit=limits.body, rate=limits.body_rate)
             self.ready = monotonic()
         self.body = body
+        self.bytes_in = len(body)
         if self.route.body is Body.JSON:
             self.parsed = parse_json(body)
             self.model = requested_model(self.parsed)

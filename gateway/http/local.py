@@ -14,6 +14,7 @@ from gateway.http.server import CLOSE, KEEP, Answered, Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.admission.tenants import Tenant, Tenants
     from gateway.config.schema import Limits
     from gateway.fleet.models import ModelCards
 
@@ -44,8 +45,8 @@ class LocalAnswers:
         self._refused = refused
         self.limits = limits
 
-    async def answer(self, request: Request, path: str) -> Answered:
-        """Answer one request whose path is not relayed."""
+    async def answer(self, request: Request, path: str, tenants: "Tenants | None" = None) -> Answered:
+        """Answer one request whose path is not relayed. With `tenants` the list of models is theirs only, and each sees its own."""
         message = request.message
         head_only = message.method == "HEAD"
         keep_alive = not (message.should_close or message.upgrade) and message.version == (1, 1)
@@ -56,7 +57,8 @@ class LocalAnswers:
             )
             request_id = head.request_id
             check_version(message)
-            body = self._body(path, message.method)
+            tenant = tenants.of(head.credentials) if tenants is not None and path.startswith(MODELS_PATH) else None
+            body = self._body(path, message.method, tenant)
             if head.expects_continue and not request.payload.is_eof():
                 keep_alive = False  # the client need not send what nobody will read
             else:
@@ -76,7 +78,7 @@ class LocalAnswers:
             request.connection.transport.write(answer)
         return KEEP if keep_alive else CLOSE
 
-    def _body(self, path: str, method: str) -> bytes:
+    def _body(self, path: str, method: str, tenant: "Tenant | None") -> bytes:
         if method == "CONNECT":  # its target is no path
             raise method_not_allowed("GET, POST")
         if path == PING_PATH:
@@ -89,9 +91,10 @@ class LocalAnswers:
             if method not in {"GET", "HEAD"}:
                 raise method_not_allowed("GET")
             if path == MODELS_PATH:
-                return self._cards.models_payload()
-            card = self._cards.model_payload(unquote(path[len(_MODEL_PREFIX) :]))
-            if card is None:
+                return self._cards.models_payload(tenant.may_use if tenant is not None else None)
+            name = unquote(path[len(_MODEL_PREFIX) :])
+            card = self._cards.model_payload(name)
+            if card is None or (tenant is not None and not tenant.may_use(name)):
                 raise model_not_found()
             return card
         raise not_found()

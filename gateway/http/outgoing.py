@@ -30,11 +30,19 @@ def head_for(journey: "Journey", worker: "Worker", length: int) -> bytes:
         worker.base_path.encode(),
         journey.target.encode("utf-8", "surrogateescape"),
         worker.authority,
-        b"authorization: Bearer %b\r\n" % worker.api_key.encode() if worker.api_key else head.authorization,
+        _credentials(journey, worker),
         trace,
         b"".join(head.lines),
         length,
     )
+
+
+def _credentials(journey: "Journey", worker: "Worker") -> bytes:
+    """The worker's own key; without one the client's, unless that was meant for the gateway."""
+    if worker.api_key:
+        return b"authorization: Bearer %b\r\n" % worker.api_key.encode()
+    assert journey.head is not None
+    return journey.head.authorization if journey.tenant is None else b""
 
 
 def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Matcher]") -> bytes:
@@ -44,7 +52,8 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
     with (`Journey.watch` takes it out again); and the prompt's ids, where they spare the worker work.
     """
     body, model, lookup = journey.body, journey.model, journey.lookup
-    if lookup is not None and journey.route.path in _COMPLETIONS:
+    counted = lookup is not None or (journey.tenant is not None and journey.tenant.limits_tokens)
+    if counted and journey.route.path in _COMPLETIONS:
         body = with_include_usage(body, journey.parsed, worker_default=worker.driver.usage_by_default)
     asked = body is not journey.body
     if lookup is not None or journey.wants_usage:

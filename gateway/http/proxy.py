@@ -20,12 +20,14 @@ from gateway.http.local import LocalAnswers, model_not_found
 from gateway.http.routes import ROUTES, origin_form
 from gateway.http.server import CLOSE, KEEP, Answered, Request
 from gateway.http.sweep import gateway_stopping
+from gateway.http.tenants import admit, charge, settle
 from gateway.telemetry.metrics import Outcome
 from gateway.telemetry.reasons import reason_of
 from gateway.telemetry.record import Decided, loads_of
 from policies.base import Candidate, Decision, Match, RouteRequest
 
 if TYPE_CHECKING:
+    from gateway.admission.tenants import Tenants
     from gateway.config.schema import Config
     from gateway.fleet.fleet import Fleet, Fleets
     from gateway.fleet.health import HealthMonitor
@@ -47,6 +49,7 @@ class Proxy:
 
     Attributes:
         fleets: the routing table; replaced as a whole by `reconfigure`.
+        tenants: who may use it; None: everybody.
         stopping: the grace period is over.
     """
 
@@ -68,6 +71,7 @@ class Proxy:
         self._ids = ids
         self._attempts = Attempts(health=health, pool=pool, sweeper=sweeper, metrics=self._metrics, loop=loop)
         self.stopping = False
+        self.tenants: Tenants | None = None
         self._local = LocalAnswers(
             cards, ids=ids, limits=config.limits, any_routable=self._any_routable, refused=self.refused
         )
@@ -109,7 +113,7 @@ class Proxy:
         target = origin_form(message.path)
         route = ROUTES.get(target) or ROUTES.get(target.partition("?")[0])
         if route is None:
-            return await self._local.answer(request, target.partition("?")[0])
+            return await self._local.answer(request, target.partition("?")[0], self.tenants)
         reports = self._reports
         journey = Journey(request, route, target, monotonic())
         reports.begun(journey)
@@ -118,8 +122,10 @@ class Proxy:
                 journey.tracing = self._tracing
                 journey.trace = trace = self._tracing.begin(message.headers)
                 journey.wants_usage |= trace.sampled
-            await journey.read(self._ids, self._limits)
+            await journey.read(self._ids, self._limits, self.tenants)
             journey.fleet = fleet = self._resolve(journey.model)
+            if journey.tenant is not None:
+                admit(journey, journey.tenant, fleet)
             return await self._relay(journey, fleet)
         except GatewayError as error:
             return self._failed(journey, error)
@@ -136,6 +142,8 @@ class Proxy:
             if journey.retrying:
                 self._attempts.retrying -= 1
             journey.end = monotonic()
+            if journey.tenant is not None:
+                settle(journey, journey.tenant)
             reports.ended(journey)
 
     def _any_routable(self) -> bool:
@@ -169,6 +177,8 @@ class Proxy:
         if lookup is not None:
             request.prompt_tokens = lookup.prompt.token_count
             candidates = lookup.candidates(candidates)
+        if journey.tenant is not None:
+            charge(journey, journey.tenant, fleet, request.prompt_tokens)
         error: GatewayError | None = None
         while True:
             decision = self._decide(journey, fleet, request, candidates)

@@ -1,4 +1,4 @@
-"""Members put into a JSON body without touching any other byte of it: usage wanted, token ids given."""
+"""Members put into a JSON body without touching any other byte of it: usage wanted, token ids given, a tenant's salt."""
 
 import re
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ _OPTIONS = "stream_options"
 _INCLUDE = "include_usage"
 _TRANSFER = "kv_transfer_params"
 _IDS = "prompt_token_ids"
+_SALT = "cache_salt"
 _LONGEST_VALUE = 4096
 """Bytes of a value that is to be replaced; clients write some 30. Longer ones are left alone: Python walks them token by token."""
 
@@ -61,6 +62,19 @@ def with_token_ids(body: bytes, parsed: Mapping[str, Any], ids_json: bytes) -> b
     if not isinstance(parameters, dict) or _IDS in parameters:
         return body
     return _with_inner(body, parsed, _TRANSFER, _IDS, ids_json)
+
+
+def with_cache_salt(body: bytes, parsed: Mapping[str, Any], salt: str) -> bytes | None:
+    """`body` with ``cache_salt`` set to `salt`, whatever it was; None where it was so long that it can't be replaced.
+
+    Args:
+        body: a JSON object that `gateway.http.body.parse_json` takes.
+        parsed: what it is parsed to; members that were spliced into `body` since may be missing.
+        salt: the text.
+    """
+    salted = _with_member(body, parsed, _SALT, orjson.dumps(salt))
+    # A body that stays as it is was too long, or has had the salt before.
+    return None if salted is body and parsed.get(_SALT) != salt else salted
 
 
 def _with_inner(body: bytes, parsed: Mapping[str, Any], name: str, inner: str, value: bytes) -> bytes:

@@ -71,6 +71,8 @@ class AdminSources:
         fleets: all fleets.
         reload: the latest configuration reload.
         draining: whether the process is on its way out.
+        degraded: what works less well than it should and is no fleet's, one short sentence each.
+        information: what is worth knowing though nothing is wrong with it.
         metrics: the metrics' text and content type for an Accept header's value (`Metrics.scrape`, or `Metrics.render`
             where a pause does no harm).
     """
@@ -79,6 +81,8 @@ class AdminSources:
     metrics: Callable[[str | None], tuple[bytes, str] | Awaitable[tuple[bytes, str]]]
     reload: Callable[[], ReloadStatus] = ReloadStatus
     draining: Callable[[], bool] = bool
+    degraded: Callable[[], Sequence[str]] = tuple
+    information: Callable[[], Sequence[str]] = tuple
 
 
 class AdminServer:
@@ -181,12 +185,14 @@ def readiness(sources: AdminSources) -> tuple[bool, dict[str, Any]]:
     if not reload.ok:
         degraded.append("the configuration file has an error; the previous one is in use")
     degraded += reload.warnings
+    degraded += sources.degraded()
     ready = not draining and any(fleet.ready for fleet in fleets)
     return ready, {
         "ready": ready,
         "draining": draining,
         "fleets": {fleet.model: {"ready": fleet.ready, "total": fleet.total} for fleet in fleets},
         "degraded": degraded,
+        "information": list(sources.information()),
         "reload": {"ok": reload.ok, "error": reload.error, "time": reload.time},
     }
 

@@ -16,6 +16,7 @@ from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.hyperpod import hyperpod_families
 from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
+from gateway.telemetry.tenants import TenantReading, tenant_families
 from gateway.telemetry.truth import truth_families
 from gateway.telemetry.workers import QueueReading, WorkerReading, fleet_families, worker_families, worker_rows
 
@@ -48,6 +49,7 @@ class Readings:
         prefix_maps: by block size.
         parity: how every worker's tokens agree with ours, each with its fleet's name.
         truth: predicted against actual cached tokens, by worker.
+        tenants: what each tenant has used, by its name.
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
@@ -62,6 +64,7 @@ class Readings:
     prefix_maps: "Callable[[], Mapping[int, PrefixMap]]" = dict
     parity: "Callable[[], Iterable[tuple[str, ParityStatus]]]" = tuple
     truth: "Callable[[], Iterable[tuple[str, WorkerTruth]]]" = tuple
+    tenants: "Callable[[], Iterable[tuple[str, TenantReading]]]" = tuple
 
 
 class Snapshot(BaseCollector):
@@ -109,7 +112,7 @@ class Collector:
             *parity_families(readings.parity()),
             *truth_families(readings.truth(), rows.models()),
         )
-        now = [*self._totals(), *self._decisions(), *prefix, *self._process()]
+        now = [*self._totals(), *self._decisions(), *prefix, *tenant_families(readings.tenants()), *self._process()]
         later = partial(_later, rows, _Requests(series), list(readings.feeds()), metrics.hyperpod)
         return Snapshot(now, later)
 

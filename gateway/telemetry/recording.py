@@ -128,6 +128,7 @@ class _Spans:
             (names.URL_SCHEME, "http"),
             (names.GEN_AI_REQUEST_MODEL, record.model or None),
             (names.STAGE, record.stage),
+            (names.TENANT, record.tenant),
             (names.POLICY, record.policy or None),
             (names.WORKER_ID, record.attempts[-1].worker.id if record.attempts else None),
             (names.OUTCOME, record.outcome),

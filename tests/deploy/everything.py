@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gateway.admission.limits import Account
 from gateway.config.schema import Capabilities
 from gateway.fleet.worker import WorkerState
 from gateway.prefix.feed_status import FeedStatus
@@ -68,6 +69,9 @@ def everything(hyperpod=None):
         observed=1,
         wrong=0,
     )
+    account = Account()
+    account.concurrency = 0
+    account.enter(0.0)
     metrics.readings = Readings(
         workers=lambda: [("m", Reading("w1"))],
         ejections=lambda: {"w1": 2},
@@ -76,6 +80,7 @@ def everything(hyperpod=None):
         policy_faults=lambda: {"m": 1},
         dropped=lambda: {"spans": 1, "logs": 2},
         loop=LoopMonitor(),
+        tenants=lambda: [("shop", account)],
         feeds=lambda: [status],
         prefix_maps=lambda: {16: PrefixMap(16)},
         parity=lambda: [("m", parity)],
