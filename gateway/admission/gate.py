@@ -11,12 +11,12 @@ The proxy and the replay use the same object. A ticket's way through it::
 `opened` is called when a worker may have more room, `advance` when time has passed (`wake` says when that matters).
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.admission.queue import State, Ticket, WaitingLine
+from gateway.admission.reservations import Reservations
 from gateway.admission.shedding import Estimate, Reason, Speed, refusal
 from gateway.admission.slots import capacity, opens_at, paced, places, total
 from gateway.admission.stages import Stage, Stages, kept_for_others, share_of
@@ -33,11 +33,6 @@ _SLOWEST_LOOK: Final = 0.25
 _SOONEST_LOOK: Final = 0.002
 _COUNT_EVERY: Final = 0.25
 """Seconds for which the count of a fleet's slots is good."""
-_SESSIONS: Final = 10_000
-"""Conversations of which it is known where their latest request of a follower stage went."""
-
-Warm = Callable[[str, Stage, "Worker"], None]
-"""Told that a slot for a conversation's request of that stage was reserved at that worker: its prefix may be fetched there."""
 
 
 class Gate:
@@ -47,7 +42,7 @@ class Gate:
         fleet: its name.
         line: who waits.
         refused: how many were refused, by reason.
-        warm: see `Warm`; None: nobody wants to know.
+        reservations: slots that are kept for requests to come.
     """
 
     __slots__ = (
@@ -55,14 +50,11 @@ class Gate:
         "_counted",
         "_current",
         "_granted",
-        "_held",
-        "_last",
         "_limits",
         "_max_wait",
         "_now",
         "_overflow",
         "_pools",
-        "_reserved",
         "_running",
         "_shared",
         "_slots",
@@ -72,14 +64,14 @@ class Gate:
         "fleet",
         "line",
         "refused",
-        "warm",
+        "reservations",
     )
 
     def __init__(self, fleet: str) -> None:
         self.fleet = fleet
         self.line = WaitingLine(max_requests=0, max_tokens=0, aging=0.0)
         self.refused: dict[str, int] = {}
-        self.warm: Warm | None = None
+        self.reservations = Reservations()
         self._workers: Sequence[Worker] = ()
         self._limits: Mapping[str, WorkerLimits] = {}
         self._pools: dict[str, Sequence[Worker]] = {}
@@ -91,9 +83,6 @@ class Gate:
         self._granted: dict[str, int] = {}
         self._running: dict[str, int] = {}
         self._speeds: dict[str, Speed] = {}
-        self._reserved: OrderedDict[tuple[str, str], tuple[Worker, float]] = OrderedDict()
-        self._held: dict[str, int] = {}
-        self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._slots = self._counted = 0.0
         self._now = 0.0
         self._current: Ticket | None = None
@@ -152,7 +141,7 @@ class Gate:
         Raises:
             GatewayError: 429, or what `overflow_status` says.
         """
-        if not self.line or (self._reserved and (ticket.session, ticket.group) in self._reserved):
+        if not self.line or (ticket.session, _name(ticket)) in self.reservations:
             return
         if not self.line.accepts(ticket):
             raise self._full(ticket, now)
@@ -176,12 +165,13 @@ class Gate:
             GatewayError: it is refused.
         """
         self._now = now
-        if self._reserved:
-            self._expire_reservations(now)
+        reserved = self.reservations
+        if reserved:
+            reserved.expire(now)
         if len(self._pools) > 1:
-            ids = {worker.id for worker in self._pools[ticket.pool]}
+            ids = {worker.id for worker in self._members(ticket.pool)}
             candidates = [candidate for candidate in candidates if candidate.worker.id in ids]
-        claimed = self._claim(ticket)
+        claimed = bool(reserved) and reserved.claim(ticket.session, _name(ticket))
         roomy = self._roomy(candidates, now)
         if roomy is None:
             return candidates  # nobody takes requests: the policy says what that means
@@ -210,33 +200,34 @@ class Gate:
             return
         ttft = predicted_ttft(request, candidate)
         estimate = self._estimate(ticket)
+        ticket.ttft = estimate.first if ttft is None else ttft
         ticket.predicted = estimate.needs(ttft, _kind(ticket)) - estimate.margin
         follower = self._stages.follower(ticket.stage)
         if ticket.session and ticket.stage is not None and ticket.stage.after is not None:
-            self._last[ticket.session, ticket.stage.name] = worker.id
-            if len(self._last) > _SESSIONS:
-                self._last.popitem(last=False)
+            self.reservations.went(ticket.stage, ticket.session, worker.id)
         if follower is not None and ticket.session:
             self.reserve(follower, ticket.session, now)
 
-    def close(self, ticket: Ticket, now: float, first_byte: float = 0.0, *, completed: bool = False) -> None:
+    def close(
+        self, ticket: Ticket, now: float, first_byte: float = 0.0, *, completed: bool = False, output_tokens: int = 0
+    ) -> None:
         """`ticket` is over. Calling it again does nothing.
 
         Args:
             ticket: in any state.
             now: seconds.
-            first_byte: when the first byte of its answer came; 0: never.
+            first_byte: when the first byte of a streamed answer came; 0: never, or the answer came whole.
             completed: whether its answer came to its end.
+            output_tokens: of its answer, as far as known; they count as served to its tenant.
         """
         if ticket.state is State.ENDED:
             return
         if ticket.state is State.RUNNING:
             self._running[_name(ticket)] -= 1
-            if ticket.predicted and first_byte and completed:
-                estimate = self._estimate(ticket)
-                estimate.took(first_byte - ticket.sent, now - first_byte)
-                due = now if _kind(ticket) == "completion" else first_byte
-                estimate.missed(due - ticket.sent - ticket.predicted)
+            if output_tokens and self.line:
+                self.line.charge(ticket.tenant, ticket.weight, output_tokens)
+            if ticket.sent and completed and (ticket.stage is not None or ticket.deadline < inf):
+                self._learn(ticket, now - ticket.sent, first_byte - ticket.sent if first_byte else None)
         elif not self.line.remove(ticket):
             self._ungrant(ticket)
         ticket.state = State.ENDED
@@ -270,36 +261,23 @@ class Gate:
 
     def reserve(self, stage: Stage, session: str, now: float) -> "Worker | None":
         """Choose the worker of a conversation's next request, of `stage`, and keep a slot there for `stage.hold` seconds."""
-        key = (session, stage.name)
-        if key in self._reserved:
-            return None
-        pool = self._pools[self.pool_of(stage)]
-        free = [worker for worker in pool if worker.routable and 0 < self._free(worker) < inf]
-        if not free:
-            return None
-        last = self._last.get(key)
-        chosen = next((worker for worker in free if worker.id == last), None) or min(
-            free, key=lambda worker: (-self._free(worker), worker.backlog)
-        )
-        self._held[chosen.id] = self._held.get(chosen.id, 0) + 1
-        self._reserved[key] = (chosen, now + stage.hold)
-        if self.warm is not None:
-            self.warm(session, stage, chosen)
-        return chosen
-
-    @property
-    def reserved(self) -> int:
-        """Slots that are kept for requests to come."""
-        return len(self._reserved)
+        free = [
+            worker for worker in self._members(self.pool_of(stage)) if worker.routable and 0 < self._free(worker) < inf
+        ]
+        return self.reservations.reserve(stage, session, free, self._free, now)
 
     # Room.
 
+    def _members(self, pool: str) -> "Sequence[Worker]":
+        """A pool's workers; those of the others where a reload has taken the pool away."""
+        return self._pools.get(pool) or self._pools[""]
+
     def _free(self, worker: "Worker") -> float:
-        return capacity(worker, self._limits) - worker.in_flight - self._held.get(worker.id, 0)
+        return capacity(worker, self._limits) - worker.in_flight - self.reservations.held.get(worker.id, 0)
 
     def _roomy(self, candidates: "Sequence[Candidate]", now: float) -> "Sequence[Candidate] | None":
         """Those with room: `candidates` itself when all have, None when none takes requests at all."""
-        limits, held, ahead = self._limits, self._held, self._ahead
+        limits, held, ahead = self._limits, self.reservations.held, self._ahead
         roomy: list[Candidate] = []
         routable = False
         for candidate in candidates:
@@ -327,12 +305,12 @@ class Gate:
         granted = self._granted.get(pool, 0)
         if not granted and not self.line:
             return True  # somebody has room: `select` has looked
-        workers = self._pools[pool]
+        workers = self._members(pool)
         if not any(worker.routable for worker in workers):
             return True
         free = 0.0
         for worker in workers:
-            free += places(worker, now, self._ahead, self._limits, self._held.get(worker.id, 0))
+            free += places(worker, now, self._ahead, self._limits, self.reservations.held.get(worker.id, 0))
             if free > granted:
                 return True
         return False
@@ -407,6 +385,16 @@ class Gate:
 
     # Predictions.
 
+    def _learn(self, ticket: Ticket, whole: float, first: float | None) -> None:
+        """An answer took `whole` seconds, and `first` to its first byte where that says when its prefill ended."""
+        estimate = self._estimate(ticket)
+        began = ticket.ttft if first is None else first
+        estimate.took(min(began, whole), max(0.0, whole - began))
+        if _kind(ticket) == "completion":
+            estimate.missed(whole - ticket.predicted)
+        elif first is not None:
+            estimate.missed(first - ticket.predicted)
+
     def _in_time(
         self, ticket: Ticket, request: "RouteRequest", roomy: "Sequence[Candidate]", now: float
     ) -> "Sequence[Candidate]":
@@ -436,7 +424,7 @@ class Gate:
         """Requests per second that a pool's slots let go when all are taken, as far as is learned; 0: nothing is."""
         return sum(
             slots / worker.hold
-            for worker in self._pools[pool]
+            for worker in self._members(pool)
             if worker.routable and worker.hold > 0 and (slots := capacity(worker, self._limits)) < inf
         )
 
@@ -450,29 +438,6 @@ class Gate:
 
     def _count(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
-
-    # Reservations.
-
-    def _claim(self, ticket: Ticket) -> bool:
-        """Give `ticket` the slot that is reserved for it; whether there was one."""
-        if not self._reserved or not ticket.session:
-            return False
-        found = self._reserved.pop((ticket.session, _name(ticket)), None)
-        if found is None:
-            return False
-        self._let_go(found[0])
-        return True
-
-    def _expire_reservations(self, now: float) -> None:
-        # In the order of their beginning: with one `hold` for all, that of their end.
-        while self._reserved and (first := next(iter(self._reserved.items())))[1][1] <= now:
-            del self._reserved[first[0]]
-            self._let_go(first[1][0])
-
-    def _let_go(self, worker: "Worker") -> None:
-        self._held[worker.id] -= 1
-        if not self._held[worker.id]:
-            del self._held[worker.id]
 
 
 def waiting(gates: Iterable[Gate]) -> int:

@@ -60,6 +60,7 @@ class Ticket:
         state: see `State`.
         sent: when it was decided.
         predicted: seconds from then on that what its stage promises was predicted to take; 0: not predicted.
+        ttft: the part of them to the first token.
         waited: seconds in the line.
     """
 
@@ -78,6 +79,7 @@ class Ticket:
         "state",
         "tenant",
         "tokens",
+        "ttft",
         "turn",
         "waited",
         "weight",
@@ -111,7 +113,7 @@ class Ticket:
         self.turn = turn
         self.state = State.NEW
         self.sequence = 0
-        self.sent = self.predicted = self.waited = 0.0
+        self.sent = self.predicted = self.ttft = self.waited = 0.0
 
 
 class _Lane:

@@ -6,7 +6,7 @@ workers compute prompts first come, first served.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
@@ -88,6 +88,8 @@ class Worker:
         probe: half-open after an ejection: True when the next request is the one that may try it, that request's lease
             while it runs, None at any other time. Set by `gateway.fleet.states`.
         candidate: the candidate that stands for this worker in requests of which it holds nothing.
+        opened: told when there may be more room here (a prefill has ended, or a request), with the time, 0: unknown. None: nobody
+            waits for that.
     """
 
     __slots__ = (
@@ -109,6 +111,7 @@ class Worker:
         "in_flight",
         "in_flight_tokens",
         "model",
+        "opened",
         "overhead",
         "pending",
         "pending_padded",
@@ -164,6 +167,7 @@ class Worker:
         self.weight = 1.0
         self.probe: Lease | Literal[True] | None = None
         self.candidate = Candidate(self, NO_MATCH)
+        self.opened: Callable[[float], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state.value} in_flight={self.in_flight}>"
@@ -425,6 +429,8 @@ class Lease:
         if self.expectation is not None:
             self.expectation.settle(now)
             self.expectation = None
+        if worker.opened is not None and self._tokens >= 0:
+            worker.opened(now)
 
     def release(self, now: float = 0.0) -> None:
         """Count the request out, from what is pending too. Calling it again does nothing.
@@ -448,3 +454,5 @@ class Lease:
         if worker.probe is self:  # ended without a verdict (its client left, say): the next request may try
             worker.probe = True
             worker.routable = True
+        if worker.opened is not None:
+            worker.opened(now)
