@@ -62,7 +62,7 @@ class Access:
 
     def knows(self, token: str) -> bool:
         """Whether this is the token; takes as long whatever is wrong with it."""
-        return self.token is not None and hmac.compare_digest(token.encode(), self.token.encode())
+        return self.token is not None and hmac.compare_digest(_bytes(token), _bytes(self.token))
 
     def session(self) -> str:
         """A cookie's value, good for `SESSION` seconds. It says nothing about the token and does not outlive it."""
@@ -73,11 +73,16 @@ class Access:
         until, _, signature = value.partition(".")
         if not (until.isascii() and until.isdigit() and len(until) < 16):
             return False
-        return hmac.compare_digest(signature.encode(), self._signature(until).encode()) and int(until) > now
+        return hmac.compare_digest(_bytes(signature), _bytes(self._signature(until))) and int(until) > now
 
     def _signature(self, until: str) -> str:
         assert self.token is not None
         return hmac.new(self.token.encode(), b"warmroute session " + until.encode(), hashlib.sha256).hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    """What a header held: bytes that are no text come as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def same_origin(request: "web.Request") -> bool:
