@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway import __version__
+from gateway.admission.controller import Admissions
 from gateway.admission.keys import KeysError
 from gateway.admission.tenancy import Tenancy
 from gateway.config.reload import ConfigWatcher
@@ -100,6 +101,7 @@ class Gateway:
         self._matching = Matching(config, self._session)
         self._monitor = LoopMonitor()
         self._tenancy = Tenancy(time.monotonic)
+        self._admissions = Admissions(loop)
         self._tasks = TaskGroup("gateway")
         self._tracing = Tracing.from_config(config.telemetry)
         self._request_log = RequestLogWriter.from_config(config.telemetry.request_log)
@@ -119,6 +121,7 @@ class Gateway:
             ids=RequestIds(secrets.token_hex(8)),
             loop=loop,
         )
+        self._admit_by(config)
         self._server = GatewayServer(
             self.proxy.handle,
             on_refused=self.proxy.refused,
@@ -216,6 +219,7 @@ class Gateway:
         await self._server.shutdown(_FLUSH)
         await self._health.stop()
         await self._matching.stop()
+        self._admissions.stop()
         self._sweeper.stop()
         self._pool.close()
         await self._admin.stop()
@@ -242,6 +246,10 @@ class Gateway:
         self._matching.use(config, fleets, tokenizers)
         self.proxy.matchers = self._matching.matchers
 
+    def _admit_by(self, config: "Config") -> None:
+        self._admissions.configure(config, self._fleets)
+        self.proxy.admissions = self._admissions if self._admissions.needed else None
+
     async def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
         tokenizers = await self._load_tokenizers(config)
@@ -267,6 +275,7 @@ class Gateway:
         self._tenancy.use(config, keys)
         self.proxy.tenants = self._tenancy.current
         self._match_by(config, fleets, tokenizers)
+        self._admit_by(config)
         self._name_labels()
         old_log, self._request_log = self._request_log, request_log
         self.decisions.configure(config.telemetry.decisions)
@@ -316,6 +325,7 @@ class Gateway:
             dropped=dropped,
             loop=self._monitor,
             tenants=self._tenancy.accounts,
+            queues=self._admissions.readings,
             parity=self._matching.parity,
             truth=lambda: self._matching.truth,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),

@@ -15,6 +15,7 @@ from gateway.admission.queue import Ticket
 from gateway.admission.stages import Stages
 from gateway.config.schema import Admission, WorkerLimits
 from gateway.errors import GatewayError
+from gateway.telemetry.workers import QueueReading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +94,14 @@ class Admissions:
     def followed(self, stage: str, session: str) -> "TraceParent | None":
         """Where the conversation's latest request of `stage` stood in a trace."""
         return self._traces.get((session, stage))
+
+    def readings(self) -> dict[str, QueueReading]:
+        """What waits, by fleet."""
+        now = monotonic()
+        return {
+            name: QueueReading(len(gate.line), gate.line.oldest(now), gate.late(now))
+            for name, gate in self.gates.items()
+        }
 
     def stop(self) -> None:
         """End the timers."""

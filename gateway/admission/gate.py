@@ -187,10 +187,8 @@ class Gate:
             else None
         )
 
-    def started(
-        self, ticket: Ticket, worker: "Worker", request: "RouteRequest", candidate: "Candidate", now: float
-    ) -> None:
-        """`ticket` was decided, with nothing awaited since `select`; the worker's load counts it already or will at once."""
+    def started(self, ticket: Ticket, request: "RouteRequest", chosen: "Candidate", now: float) -> None:
+        """`ticket` was decided, with nothing awaited since `select`, and before its worker's load counts it."""
         self._ungrant(ticket)
         ticket.state = State.RUNNING
         ticket.sent = now
@@ -198,13 +196,13 @@ class Gate:
         self._running[name] = self._running.get(name, 0) + 1
         if ticket.stage is None and ticket.deadline == inf:
             return
-        ttft = predicted_ttft(request, candidate)
+        ttft = predicted_ttft(request, chosen)
         estimate = self._estimate(ticket)
         ticket.ttft = estimate.first if ttft is None else ttft
         ticket.predicted = estimate.needs(ttft, _kind(ticket)) - estimate.margin
         follower = self._stages.follower(ticket.stage)
         if ticket.session and ticket.stage is not None and ticket.stage.after is not None:
-            self.reservations.went(ticket.stage, ticket.session, worker.id)
+            self.reservations.went(ticket.stage, ticket.session, chosen.worker.id)
         if follower is not None and ticket.session:
             self.reserve(follower, ticket.session, now)
 
@@ -247,6 +245,11 @@ class Gate:
             reason: Reason = "queue_timeout" if waited >= self._max_wait else "deadline_missed"
             self._tell(ticket, self._refuse(reason, self.wait(ticket, now)))
         self._pop(now)
+
+    def late(self, now: float) -> int:
+        """How many that wait are predicted to miss their deadline; where a line is long, they are refused soon."""
+        rate = self._speed("").rate(now, self._turnover(""))
+        return sum(1 for place, ticket in enumerate(self.line, 1) if rate > 0 and ticket.latest < now + place / rate)
 
     def wake(self, now: float) -> float | None:
         """When `advance` has to be called, if nothing else happens before; None: not at all."""

@@ -15,6 +15,9 @@ from policies.base import NO_MATCH
 if TYPE_CHECKING:
     from aiohttp.http_parser import RawRequestMessage
 
+    from gateway.admission.gate import Gate
+    from gateway.admission.queue import Ticket
+    from gateway.admission.stages import Stage
     from gateway.admission.tenants import Tenant, Tenants
     from gateway.config.schema import Limits
     from gateway.fleet.fleet import Fleet
@@ -49,6 +52,8 @@ class Journey:
         end: mark: it is over.
         head: the header fields, once read.
         tenant: whose key it brought; None where no keys are asked for.
+        stage: its class of work, or None.
+        gate, ticket: where it waits for its turn, and as what; None where nobody waits.
         charged: tokens of its prompt, once its tenant has let it in; None: it has not.
         body: the client's bytes, with its tenant's salt where there is one.
         bytes_in: how many the client sent.
@@ -86,6 +91,7 @@ class Journey:
         "error_type",
         "first_byte_at",
         "fleet",
+        "gate",
         "head",
         "lease",
         "looked_up",
@@ -102,10 +108,12 @@ class Journey:
         "retrying",
         "route",
         "route_request",
+        "stage",
         "start",
         "status",
         "target",
         "tenant",
+        "ticket",
         "trace",
         "tracing",
         "usage",
@@ -123,6 +131,9 @@ class Journey:
         self.head: RequestHead | None = None
         self.tenant: Tenant | None = None
         self.charged: int | None = None
+        self.stage: Stage | None = None
+        self.gate: Gate | None = None
+        self.ticket: Ticket | None = None
         self.body = b""
         self.bytes_in = 0
         self.parsed: dict[str, Any] = {}
@@ -190,7 +201,7 @@ class Journey:
             self.start,
             self.read_at,
             self.looked_up,
-            0.0,
+            self.ticket.waited if self.ticket is not None else 0.0,
             self.first_byte_at,
             self.end,
             prompt.token_count if prompt is not None else 0,
@@ -209,6 +220,7 @@ class Journey:
             self.outcome if self.end else RUNNING,
             self.error_type,
             self.error_message,
+            stage=self.stage.name if self.stage is not None else None,
             tenant=self.tenant.label if self.tenant is not None else None,
             captured=self.captured,
         )

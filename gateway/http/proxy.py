@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from gateway.errors import GatewayError, Retry, Source
+from gateway.http.admission import arrive, leave
 from gateway.http.attempts import STALE, Attempts
 from gateway.http.errors import client_error, error_answer, unexpected
 from gateway.http.headers import RequestIds
@@ -27,6 +28,7 @@ from gateway.telemetry.record import Decided, loads_of
 from policies.base import Candidate, Decision, Match, RouteRequest
 
 if TYPE_CHECKING:
+    from gateway.admission.controller import Admissions
     from gateway.admission.tenants import Tenants
     from gateway.config.schema import Config
     from gateway.fleet.fleet import Fleet, Fleets
@@ -50,6 +52,7 @@ class Proxy:
     Attributes:
         fleets: the routing table; replaced as a whole by `reconfigure`.
         tenants: who may use it; None: everybody.
+        admissions: where requests wait for their turn; None: nowhere.
         stopping: the grace period is over.
     """
 
@@ -72,6 +75,7 @@ class Proxy:
         self._attempts = Attempts(health=health, pool=pool, sweeper=sweeper, metrics=self._metrics, loop=loop)
         self.stopping = False
         self.tenants: Tenants | None = None
+        self.admissions: Admissions | None = None
         self._local = LocalAnswers(
             cards, ids=ids, limits=config.limits, any_routable=self._any_routable, refused=self.refused
         )
@@ -126,6 +130,8 @@ class Proxy:
             journey.fleet = fleet = self._resolve(journey.model)
             if journey.tenant is not None:
                 admit(journey, journey.tenant, fleet)
+            if self.admissions is not None:
+                arrive(journey, fleet, self.admissions)
             return await self._relay(journey, fleet)
         except GatewayError as error:
             return self._failed(journey, error)
@@ -142,6 +148,8 @@ class Proxy:
             if journey.retrying:
                 self._attempts.retrying -= 1
             journey.end = monotonic()
+            if journey.ticket is not None:
+                leave(journey)
             if journey.tenant is not None:
                 settle(journey, journey.tenant)
             reports.ended(journey)
@@ -179,11 +187,20 @@ class Proxy:
             candidates = lookup.candidates(candidates)
         if journey.tenant is not None:
             charge(journey, journey.tenant, fleet, request.prompt_tokens)
+        roomy = candidates
+        if journey.ticket is not None:
+            candidates, roomy = await self._turn(journey, fleet, request, candidates)
+            lookup = journey.lookup
         error: GatewayError | None = None
         while True:
-            decision = self._decide(journey, fleet, request, candidates)
+            decision = self._decide(journey, fleet, request, roomy)
+            if decision is None and roomy is not candidates:
+                # Those with room are not what it asks for (a LoRA adapter, a longer context): it waits at a worker that is.
+                decision = self._decide(journey, fleet, request, candidates)
             if decision is None:
                 raise error or _no_healthy_worker()
+            if journey.gate is not None and journey.ticket is not None and error is None:
+                journey.gate.started(journey.ticket, request, decision.chosen, request.now)
             if error is not None:
                 self._metrics.retry(error.error_type)
             worker = cast("Worker", decision.chosen.worker)
@@ -209,13 +226,36 @@ class Proxy:
             request.tried = (*request.tried, worker.id)
             if request.attempt >= fleet.retries.attempts:
                 raise error
-            candidates = [candidate for candidate in candidates if candidate.worker.id not in request.tried]
+            roomy = candidates = [each for each in candidates if each.worker.id not in request.tried]
+
+    async def _turn(
+        self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
+    ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
+        """Wait until it is the request's turn: all candidates, looked up anew if it had to wait, and those to decide among."""
+        gate, ticket, admissions = journey.gate, journey.ticket, self.admissions
+        assert gate is not None
+        assert ticket is not None
+        ticket.tokens = request.prompt_tokens or ticket.tokens
+        while (roomy := gate.select(ticket, request, candidates, monotonic())) is None:
+            if admissions is None:  # a reload has just taken it away
+                return candidates, candidates
+            await admissions.turn(gate, ticket)
+            journey.ready = monotonic()
+            candidates = fleet.candidates
+            # The map has moved; the prompt has not.
+            if (matcher := self.matchers.get(fleet.name)) is not None and journey.lookup is not None:
+                looked_up = journey.looked_up
+                lookup = await _look_up(journey, matcher)
+                journey.looked_up = looked_up
+                request.prompt_tokens = lookup.prompt.token_count
+                candidates = lookup.candidates(candidates)
+        return candidates, roomy
 
     def _decide(
         self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
     ) -> Decision | None:
         """Ask the policy of this request, and keep what it takes to say later why it answered so."""
-        policy = fleet.policy_for(request.headers)
+        policy = fleet.policy_for(request.headers, journey.stage.name if journey.stage is not None else None)
         request.now = now = monotonic()
         decision = policy.decide(request, candidates)
         done = monotonic()

@@ -229,7 +229,7 @@ class _Run:
             return
         worker, match = cast("Worker", decision.chosen.worker), decision.chosen.match
         if door is not None:
-            door.gate.started(door.tickets[index], worker, route, decision.chosen, now + _EPOCH)
+            door.gate.started(door.tickets[index], route, decision.chosen, now + _EPOCH)
         # As the gateway does: what a policy without knowledge does not ask for, nobody counts.
         prompt = request.prompt_tokens if known.asked else 0
         lease = worker.acquire(prompt, match=match, now=now + _EPOCH)

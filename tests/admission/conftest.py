@@ -64,7 +64,7 @@ class Fleet:
         if candidates is None:
             return False
         chosen = min(candidates, key=lambda each: (each.worker.in_flight, each.worker.backlog))
-        self.gate.started(ticket, chosen.worker, request, chosen, now)
+        self.gate.started(ticket, request, chosen, now)
         self.leases[ticket] = chosen.worker.acquire(ticket.tokens, now=now)
         self.sent.append(ticket)
         return True
