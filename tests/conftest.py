@@ -73,6 +73,8 @@ class Conservation:
             expect(f"{worker.id}: backlog", worker.backlog, 0.0)
             expect(f"{worker.id}: leases in its queue", len(worker._queue))
             expect(f"{worker.id}: an attempt that tries it", worker.probe if worker.probe is not True else None, None)
+        for name, tenant in proxy.tenants.by_name.items() if proxy.tenants is not None else ():
+            expect(f"tenant {name}: requests in flight", tenant.account.in_flight)
         expect("exchanges that are watched", len(gateway._sweeper.exchanges))
         for worker_id, (opened, idle) in gateway._pool.counts().items():
             expect(f"{worker_id}: connections in use", opened - idle)

@@ -12,7 +12,9 @@ import os
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.admission.keys import hashed
 from gateway.config.schema import Logs
 from gateway.errors import GatewayError
 from gateway.http.body import MultipartModel
@@ -167,7 +169,10 @@ ROWS: dict[int, tuple[str, str, list[str]]] = {
     21: (
         "Connection names what matters",
         "ours can't be named away",
-        ["http/test_headers.py::test_connection_cannot_name_away_what_the_gateway_adds"],
+        [
+            "http/test_headers.py::test_connection_cannot_name_away_what_the_gateway_adds",
+            "http/test_tenants.py::test_connection_cannot_name_a_key_away_before_it_is_looked_at",
+        ],
     ),
     22: (
         "fields that name a worker or an address",
@@ -307,6 +312,14 @@ ROWS: dict[int, tuple[str, str, list[str]]] = {
         "the worker judges",
         [f"{UNCHANGED}[stream as a string]", f"{UNCHANGED}[stream as a number]"],
     ),
+    48: (
+        "a client's cache_salt where its tenant has one",
+        "the tenant's goes over it; no shared hit",
+        [
+            "http/test_tenants.py::test_a_tenants_salt_goes_over_whatever_the_client_sends",
+            "http/test_tenants.py::test_tenants_with_salts_share_no_prefix_and_one_tenant_does",
+        ],
+    ),
     49: (
         "prompts whose hashes collide",
         "at most a worse choice; each gets its own answer",
@@ -324,6 +337,16 @@ ROWS: dict[int, tuple[str, str, list[str]]] = {
             "http/test_headers.py::test_trace_context_travels_only_when_it_is_well_formed",
             "http/test_headers.py::test_a_repeated_traceparent_and_a_huge_tracestate_are_dropped",
             "telemetry/test_spans.py::test_inbound_ignore_begins_a_new_trace_that_knows_nothing_of_the_caller",
+        ],
+    ),
+    52: (
+        "no key, a wrong one, an odd one",
+        "401, before the body is read; never logged or passed on",
+        [
+            "http/test_tenants.py::test_without_its_key_nobody_is_let_in_and_no_worker_hears_of_it",
+            "http/test_tenants.py::test_a_body_is_not_read_for_a_stranger",
+            "http/test_tenants.py::test_the_clients_key_goes_no_further",
+            f"{HERE}::test_odd_keys_are_wrong_keys",
         ],
     ),
     53: (
@@ -479,8 +502,6 @@ ROWS: dict[int, tuple[str, str, list[str]]] = {
 AWAITED = {
     33: "a burst of five times what the fleet can do: admission",
     34: "a tenant that floods: fairness between tenants",
-    48: "a client's cache_salt where its tenant has one: tenants",
-    52: "keys that are wrong: tenants",
 }
 """Rows whose feature is not there yet."""
 
@@ -612,6 +633,38 @@ async def test_prompts_whose_every_hash_collides_still_get_their_own_answers(sta
         assert (await client.receives()).body == text.encode()
         await bench.settles()
     assert bench.outcomes == {"completed": 3}
+
+
+KEY = "wr-0123456789abcdefghijklmnop"
+ODD_KEYS = {
+    "SQL": b"Authorization: Bearer ' OR '1'='1\r\n",
+    "the scheme twice": b"Authorization: Bearer Bearer " + KEY.encode() + b"\r\n",
+    "bytes that are no text": b"Authorization: Bearer \xff\xfe\xc3\x28\r\n",
+    "nothing behind the scheme": b"Authorization: Bearer \r\n",
+    "a blank in it": b"Authorization: Bearer wr-0123456789 abcdefghijklmnop\r\n",
+    "the key and more": b"Authorization: Bearer " + KEY.encode() + b",x\r\n",
+    "8,000 bytes": b"Authorization: Bearer " + b"EVIL" * 2000 + b"\r\n",
+    "another scheme": b"Authorization: Digest " + KEY.encode() + b"\r\n",
+    "a key in the target": b"",
+}
+
+
+@pytest.mark.parametrize("row", ODD_KEYS)
+async def test_odd_keys_are_wrong_keys(start, row):
+    """Row 52: 401 for all of them, and the connection carries another request, since nothing is wrong with its framing."""
+    bench = await start(tenants={"a": {"keys": [hashed(KEY)]}})
+    with capture_logs() as lines:
+        client = await bench.client()
+        await client.sends(
+            b"POST /v1/chat/completions?api_key=%b HTTP/1.1\r\nHost: g\r\n%bContent-Length: 2\r\n\r\n{}"
+            % (KEY.encode(), ODD_KEYS[row])
+        )
+        refusal = await client.receives()
+    assert refusal.status == 401
+    assert refusal.json["error"]["code"] == "invalid_api_key"
+    assert b"EVIL" not in refusal.body
+    assert KEY not in str(lines)
+    assert bench.worker.connections == 0
 
 
 def resident():
