@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway.config.dump import dump
 from gateway.inspector.access import COOKIE, SESSION, Access, same_origin
+from gateway.inspector.answers import answer, failure, json_body, not_kept
 from gateway.inspector.explaining import Question, UnexplainableError, explain
 from gateway.inspector.fleet_view import fleet_document, worker_document
 from gateway.inspector.live import Live
@@ -34,6 +35,8 @@ _LIMIT: Final[Mapping[str, Any]] = {
     "default": LIMIT,
     "description": "so many at most",
 }
+_USERINFO: Final = re.compile(r"(?<=://)[^/\s\"'@]+@")
+"""What must not stand in a URL, and is refused where a configuration is read; a plug-in's parameters are not looked at there."""
 _TEXT: Final[Mapping[str, Any]] = {"type": "string"}
 
 
@@ -270,12 +273,12 @@ class Api:
 
     async def _request(self, request: web.Request) -> web.Response:
         record = self._record(request)
-        return answer(record.document()) if record is not None else _not_kept()
+        return answer(record.document()) if record is not None else not_kept()
 
     async def _otlp(self, request: web.Request) -> web.Response:
         record = self._record(request)
         if record is None:
-            return _not_kept()
+            return not_kept()
         service = self._sources.config().telemetry.service_name
         response = answer(await asyncio.to_thread(otlp_document, record, service))
         name = re.sub(r"[^A-Za-z0-9._-]", "_", record.id)[:100]
@@ -296,7 +299,7 @@ class Api:
         config = self._sources.config()
         return answer(
             {
-                "yaml": dump(config),
+                "yaml": _USERINFO.sub("<redacted>@", dump(config)),
                 "models": [
                     {"model": fleet.name, "aliases": list(fleet.aliases), "policy": fleet.policy_name}
                     for fleet in self._sources.fleets()
@@ -321,7 +324,7 @@ class Api:
     # Doing.
 
     async def _explain(self, request: web.Request) -> web.Response:
-        question = _question(await _json_body(request))
+        question = _question(await json_body(request))
         if question is None:
             return failure(400, 'expected {"body": {...}, "path": "/v1/...", "headers": {...}, "policies": [...]}')
         try:
@@ -347,7 +350,7 @@ class Api:
             return refusal
         if self._access.token is None:
             return failure(400, "no token is asked for here")
-        body = await _json_body(request)
+        body = await json_body(request)
         token = body.get("token") if isinstance(body, dict) else None
         if not isinstance(token, str) or not self._access.knows(token):
             await asyncio.sleep(_WRONG_TOKEN)
@@ -372,21 +375,6 @@ class Api:
         return response
 
 
-def answer(document: Any) -> web.Response:
-    """A 200 with a JSON document. Keys that are no texts, and numbers beyond 64 bits, have no place in one."""
-    return web.Response(body=orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE), content_type="application/json")
-
-
-def failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """An error for people."""
-    body = orjson.dumps({"error": message}, option=orjson.OPT_APPEND_NEWLINE)
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
-
-
-def _not_kept() -> web.Response:
-    return failure(404, "there is no such request, or it is not kept any more")
-
-
 def _foreign(request: web.Request) -> web.Response | None:
     """The refusal of a POST that a page of somebody else's may have set off."""
     if request.content_type != "application/json":
@@ -394,13 +382,6 @@ def _foreign(request: web.Request) -> web.Response | None:
     if not same_origin(request):
         return failure(403, "this comes from another site's page")
     return None
-
-
-async def _json_body(request: web.Request) -> Any:
-    try:
-        return orjson.loads(await request.read())
-    except orjson.JSONDecodeError:
-        return None
 
 
 def _question(document: Any) -> Question | None:

@@ -91,7 +91,7 @@ function decision(one, tokens) {
     h("h3", {}, one.policy, one.active && h("small", {}, " in use"), h("span", { class: "grow" }), h("b", { class: "good" }, one.chosen ?? "nobody")),
     h("p", {}, one.reason, " ", overlooked(one)),
     one.notes.map((note) => h("p", { class: "note plain" }, `Note: ${note}.`)),
-    one.candidates.length > 0 && candidateTable(one.candidates, tokens),
+    one.candidates.length > 0 && candidateTable(one.candidates, tokens, { compact: true }),
     one.left_out > 0 && h("p", { class: "dim" }, `${one.left_out} more are not shown.`),
   );
 }

@@ -189,6 +189,14 @@ function facts(record) {
 
 // Why it went there.
 
+/** Terms that are seconds; a policy that has only such ones costs seconds. */
+const TIMES = new Set(["wait", "slot", "load", "prefill", "congestion", "hold_back"]);
+
+function unit(candidates) {
+  const names = candidates.flatMap((one) => Object.keys(one.terms));
+  return names.length && names.every((name) => TIMES.has(name)) ? seconds : number;
+}
+
 const held = (one) => one.match.device + one.match.l1 + one.match.l2;
 
 /** A sentence about the candidate that held more than the one that was chosen. */
@@ -202,26 +210,28 @@ export function overlooked({ candidates }) {
   const gap = (name) => (most.terms[name] ?? 0) - (chosen.terms[name] ?? 0);
   const against = Object.keys(most.terms).filter((name) => gap(name) > 0).sort((a, b) => gap(b) - gap(a));
   if (!against.length) return `${more}.`;
-  return `${more}, but ${against.slice(0, 2).map((name) => `its ${name.replaceAll("_", " ")} was ${number(gap(name))} higher`).join(" and ")}.`;
+  const format = unit(candidates);
+  return `${more}, but ${against.slice(0, 2).map((name) => `its ${name.replaceAll("_", " ")} was ${format(gap(name))} higher`).join(" and ")}.`;
 }
 
-export function candidateTable(candidates, tokens, columns = {}) {
+export function candidateTable(candidates, tokens, { compact = false } = {}) {
   const order = [...candidates].sort((a, b) => b.chosen - a.chosen || (a.cost === null) - (b.cost === null) || (a.cost ?? 0) - (b.cost ?? 0));
   const best = candidates.find((one) => one.chosen)?.cost ?? null;
   const names = [...new Set(candidates.flatMap((one) => Object.keys(one.terms)))];
   const shown = names.filter((name) => candidates.some((one) => one.terms[name]));
+  const format = unit(candidates);
   const most = Math.max(tokens ?? 0, ...candidates.map(held), 1);
   return table(
     [
       { head: "worker", class: "name", cell: (c) => [c.chosen && h("b", { class: "mark", title: "chosen" }, "▸ "), h("a", { href: `#/workers/${encodeURIComponent(c.worker)}` }, c.worker)] },
       { head: "holds", title: "tokens of this prompt, by tier: device, l1, l2", cell: (c) => holds(c, most) },
-      { head: "known", class: "text", title: "by its events, expected since we have just sent it there, or remembered", cell: (c) => c.match.source ?? "–" },
+      !compact && { head: "known", class: "text", title: "by its events, expected since we have just sent it there, or remembered", cell: (c) => c.match.source ?? "–" },
       { head: "in flight", class: "number", cell: (c) => (c.load.slots === null ? c.load.in_flight : `${c.load.in_flight}/${c.load.slots}`) },
       { head: "pending", class: "number", title: "requests before their first byte, and tokens to compute for them", cell: (c) => (c.load.pending ? `${c.load.pending} · ${count(c.load.pending_tokens)}` : "–") },
-      ...(shown.length > 1 || columns.terms ? shown.map((name) => ({ head: name.replaceAll("_", " "), class: "number", cell: (c) => number(c.terms[name]) })) : []),
-      { head: "cost", class: "number", cell: (c) => h("b", {}, number(c.cost)) },
-      { head: "verdict", class: "text verdict", cell: (c) => verdict(c, best) },
-    ],
+      ...(shown.length > 1 ? shown.map((name) => ({ head: name.replaceAll("_", " "), class: "number", cell: (c) => format(c.terms[name]) })) : []),
+      { head: "cost", class: "number", cell: (c) => h("b", {}, format(c.cost)) },
+      { head: "verdict", class: "text verdict", cell: (c) => verdict(c, best, format) },
+    ].filter(Boolean),
     order,
     (c) => ({ class: c.chosen ? "chosen" : c.rejected_by ? "rejected" : undefined }),
   );
@@ -233,11 +243,11 @@ function holds(candidate, most) {
   return h("span", { class: "gauge" }, bar([[device / most, "fill"], [l1 / most, "l1"], [l2 / most, "l2"]], title), count(device + l1 + l2));
 }
 
-function verdict(candidate, best) {
+function verdict(candidate, best, format) {
   if (candidate.chosen) return h("b", { class: "good" }, "chosen");
   if (candidate.rejected_by) return h("span", { class: "bad" }, `left out by ${candidate.rejected_by}`);
   if (candidate.cost === null || best === null) return "–";
   const gap = candidate.cost - best;
-  if (gap === 0) return "as good: the draw";
-  return gap < 0 ? `costs ${number(-gap)} less: the draw` : `costs ${number(gap)} more`;
+  if (gap === 0) return "as good";
+  return gap < 0 ? `${format(-gap)} less: the draw` : `${format(gap)} more`;
 }
