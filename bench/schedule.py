@@ -38,7 +38,8 @@ TIME_LIMIT: Final = 5.0
 _SLACK: Final = TIME_LIMIT + 3.0
 """Seconds after a fault in which what it did may still show."""
 _LASTING: Final = {"hang": TIME_LIMIT + 2.0, "kill": 2.0}
-_START: Final = 30.0
+_START: Final = 90.0
+"""Seconds that a worker may take to start: on a busy machine imports alone take many."""
 
 
 class SimulatedWorker:
@@ -69,8 +70,10 @@ class SimulatedWorker:
         """
         deadline = time.monotonic() + _START
         while not listens(self.port):
-            if time.monotonic() > deadline or (self._child is not None and self._child.poll() is not None):
-                raise RuntimeError(f"a worker does not start: {self._log.read_text(errors='replace')[-2000:]}")
+            status = self._child.poll() if self._child is not None else None
+            if status is not None or time.monotonic() > deadline:
+                said = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"a worker does not start (status {status}): {said}")
             await asyncio.sleep(0.1)
 
     def signal(self, number: int) -> None:
