@@ -45,6 +45,14 @@ class Bucket:
         """Whether `amount` units are there."""
         return self.level(now) >= amount
 
+    def take_if_there(self, amount: float, now: float) -> bool:
+        """Take `amount` units, or nothing; whether they were there."""
+        level = self.level(now)
+        if level < amount:
+            return False
+        self._level = level - amount
+        return True
+
     def take(self, amount: float, now: float) -> None:
         """Take `amount` units, there or not. A negative amount gives back; more than fits is lost."""
         self._level = min(self.capacity, self.level(now) - amount)
@@ -60,7 +68,7 @@ class Bucket:
         level = self.level(now) if self._level < math.inf else math.inf
         self.limit = max(1, round(amount))
         self.rate = amount / MINUTE
-        self.capacity = max(1.0, self.rate * burst)
+        self.capacity = max(1.0, amount * burst / MINUTE)
         self._level = min(level, self.capacity)
 
 
@@ -166,12 +174,10 @@ class Account:
         requests, tokens = self.requests, self.tokens
         if self.concurrency is not None and self.in_flight >= self.concurrency:
             return self._refusal("concurrency", RETRY_CONCURRENCY)
-        if requests is not None and not requests.has(1, now):
-            return self._refusal("requests", requests.wait(1, now))
         if tokens is not None and not tokens.has(1, now):
             return self._refusal("tokens", tokens.wait(1, now))
-        if requests is not None:
-            requests.take(1, now)
+        if requests is not None and not requests.take_if_there(1, now):
+            return self._refusal("requests", requests.wait(1, now))
         self.in_flight += 1
         self.admitted += 1
         return None
@@ -179,10 +185,8 @@ class Account:
     def charge(self, tokens: int, now: float) -> Refusal | None:
         """Take the prompt's tokens, if they are there."""
         bucket = self.tokens
-        if bucket is not None:
-            if not bucket.has(tokens, now):
-                return self._refusal("tokens", bucket.wait(tokens, now))
-            bucket.take(tokens, now)
+        if bucket is not None and not bucket.take_if_there(tokens, now):
+            return self._refusal("tokens", bucket.wait(tokens, now))
         return None
 
     def leave(self, charged: int, prompt_tokens: int, output_tokens: int, now: float) -> None:

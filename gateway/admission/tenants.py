@@ -41,6 +41,7 @@ class Tenant:
         may_set: which of ``stage``, ``deadline``, ``priority`` and ``policy`` it may set by a header field.
         cache_salt: keeps its cached prefixes apart from others'; None: they are shared.
         account: what it has used and may still use.
+        limits_tokens: whether it matters what an answer costs.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Tenant:
         "account",
         "cache_salt",
         "label",
+        "limits_tokens",
         "may_set",
         "models",
         "name",
@@ -67,14 +69,10 @@ class Tenant:
         self.may_set = frozenset(section.may_set)
         self.cache_salt = section.cache_salt
         self.account = account
+        self.limits_tokens = section.tokens_per_minute is not None
 
     def __repr__(self) -> str:
         return f"<Tenant {self.name}>"
-
-    @property
-    def limits_tokens(self) -> bool:
-        """Whether it matters what an answer costs."""
-        return self.account.tokens is not None
 
     def may_use(self, name: str) -> bool:
         """Whether it may use what clients call by this name. Names of LoRA adapters come and go, and are judged by themselves."""

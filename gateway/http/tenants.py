@@ -29,7 +29,9 @@ def admit(journey: "Journey", tenant: "Tenant", fleet: "Fleet") -> None:
         GatewayError: 403 for a model, a policy or a priority that is not its tenant's to ask for; 429 over its limits; 400 for
             a `cache_salt` or a priority that no worker takes.
     """
-    tenant.check_model(journey.model or fleet.name)
+    name = journey.model or fleet.name
+    if name not in tenant.models:
+        tenant.check_model(name)
     headers = journey.request.message.headers
     if fleet.choice is not None and "policy" not in tenant.may_set and fleet.choice.header in headers:
         raise tenant.header_not_allowed()

@@ -107,7 +107,9 @@ limits = st.builds(
 )
 
 
-@given(limits, limits, st.lists(st.tuples(st.sampled_from("enter leave reload".split()), st.floats(0, 30)), max_size=80))
+@given(
+    limits, limits, st.lists(st.tuples(st.sampled_from(["enter", "leave", "reload"]), st.floats(0, 30)), max_size=80)
+)
 def test_requests_at_once_are_counted_in_and_out_through_reloads(first, second, steps):
     account = Account()
     account.configure(first, 0.0)

@@ -1,7 +1,5 @@
 """From a key to its tenant, and what that may do."""
 
-import os
-
 import pytest
 
 from gateway.admission.keys import KeyFiles, KeysError, hashed, new_key, parse_hash, read_keys, usable
@@ -182,7 +180,7 @@ async def test_a_file_of_keys_is_read_again_when_it_changes_and_a_bad_one_change
 
     replacement = tmp_path / "new"
     replacement.write_text(f"{OTHER}\n")
-    os.replace(replacement, path)
+    replacement.replace(path)
     await tenancy.look()
     assert tenancy.current.of(bearer(OTHER)).name == "a"
     assert status(lambda: tenancy.current.of(bearer(KEY))) == 401
