@@ -239,6 +239,8 @@ class Gate:
     def advance(self, now: float) -> None:
         """Tell those whose turn it is, and those that can be in time no more."""
         self._now = now
+        if self.reservations:
+            self.reservations.expire(now)
         line = self.line
         for ticket in line.expired(now):
             waited = now - ticket.entered

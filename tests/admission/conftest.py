@@ -13,7 +13,7 @@ SPEED = 1000.0
 """Tokens per second of the workers here; no overhead, no buckets."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def worker():
     """A ready worker of one prefill at a time, with so many slots."""
     from backends.registry import driver_named
@@ -46,6 +46,7 @@ class Fleet:
         self.told = []
         self.leases = {}
         self.sent = []
+        self.refusals = []
 
     def ticket(self, now, stage=None, **fields):
         found = self.stages.by_name.get(stage or "")
@@ -92,12 +93,12 @@ class Fleet:
             ticket, error = self.told.pop(0)
             if error is not None:
                 self.gate.close(ticket, now)
-                ticket.error = error
+                self.refusals.append((ticket, error))
             else:
                 self.ask(ticket, now)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fleet(worker):
     """A fleet of so many workers with so many slots each."""
 
