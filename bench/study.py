@@ -108,7 +108,7 @@ class Cells:
     def _file(self, run: Run, policy: str) -> Path:
         settings = orjson.dumps([asdict(run.options(SEED)), run.source, run.traffic, run.limit, run.stages, SEED])
         code = _digest(_policy_sources(policy))
-        name = hashlib.sha256(settings + self._engine.encode() + code.encode() + repr(SECTIONS.get(policy)).encode())
+        name = hashlib.sha256(settings + self._engine.encode() + code.encode() + repr(_recipe(policy)).encode())
         return self._scratch / f"{run.name}-{policy}-{name.hexdigest()[:20]}.json"
 
     def _workload(self, run: Run) -> Workload:
@@ -150,7 +150,7 @@ def _figures(result: ReplayResult, run: Run) -> dict[str, Any]:
 def _policy_sources(policy: str) -> tuple[Path, ...]:
     """The modules of a policy's steps and what those import of `policies`."""
     built = Registry.default().build(policy, SECTIONS)
-    found: set[Path] = {ROOT / "policies/pipeline.py", ROOT / "policies/presets.py"}
+    found: set[Path] = {ROOT / "policies/pipeline.py"}
     todo = {type(step).__module__ for step in _steps(built)}
     while todo:
         name = todo.pop()
@@ -162,6 +162,11 @@ def _policy_sources(policy: str) -> tuple[Path, ...]:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("policies."):
                 todo.add(node.module)
     return tuple(sorted(found))
+
+
+def _recipe(policy: str) -> object:
+    """What a policy is made of: its section, else its preset."""
+    return SECTIONS.get(policy) or Registry.default()._presets[policy]()  # noqa: SLF001 - only to tell whether it has changed
 
 
 def _steps(policy: Any) -> list[object]:

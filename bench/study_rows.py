@@ -169,18 +169,18 @@ ROWS: Final[Sequence[Row]] = (
     _weka(LARGE, 8000),
     _weka(SMALL, 8000, "thrash"),
     _documents(8, 4.0, 300),
-    _documents(64, 1.0, 140),
+    _documents(64, 0.5, 160),
     Row(
         name="neuron-chat",
         title="Neuron `trn2-70b`, chat",
-        note="multi-turn users of the generator `chat` (8 turns), 0.4 conversations/s; buckets and segments on",
+        note="multi-turn users of the generator `chat` (8 turns), 0.5 conversations/s; buckets and segments on",
         kind=frozenset({"neuron"}),
-        runs=(Run(name="neuron-chat", source="chat", traffic={"rate": 0.4, "block_tokens": 32}, profile="trn2-70b"),),
+        runs=(Run(name="neuron-chat", source="chat", traffic={"rate": 0.5, "block_tokens": 32}, profile="trn2-70b"),),
     ),
     Row(
         name="neuron-weka",
         title="Neuron `trn2-70b`, Weka",
-        note="prompts up to 30,000 tokens of all sessions, from their beginnings, closed loop; buckets and segments on",
+        note="prompts up to 30,000 tokens of all sessions, from their beginnings, closed loop, twice as fast; buckets and segments on",
         kind=frozenset({"neuron"}),
         runs=(
             Run(
@@ -189,6 +189,7 @@ ROWS: Final[Sequence[Row]] = (
                 file="weka_claude_code_ranges.jsonl",
                 traffic={"sessions": 0, "max_prompt_tokens": 30_000, "begin": 0.0, "end": 3600.0, "spread": 1200.0},
                 profile="trn2-70b",
+                speed=2.0,
             ),
         ),
     ),
