@@ -168,6 +168,7 @@ class Gateway:
         self._matching.start()
         self._export_metrics()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
+        self._tenancy.announce()
         self._tasks.spawn("keys", self._tenancy.run())
         if self._watcher is not None:
             self._watcher.start()

@@ -34,13 +34,12 @@ class Tenancy:
         current: they; None when none are configured: then nobody is asked for a key.
     """
 
-    __slots__ = ("_clock", "_files", "_used", "current")
+    __slots__ = ("_clock", "_files", "current")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: monotonic seconds."""
         self._clock = clock
         self._files: KeyFiles | None = None
-        self._used = False
         self.current: Tenants | None = None
 
     async def prepare(self, config: "Config") -> Prepared | None:
@@ -56,12 +55,16 @@ class Tenancy:
         before = self.current
         if prepared is None:
             self.current = self._files = None
-            if before is not None or not self._used:
+            if before is not None:
                 _log.info(OPEN)
         else:
             self.current = Tenants(config, prepared.keys, before, self._clock())
             self._files = prepared.files
-        self._used = True
+
+    def announce(self) -> None:
+        """Say in the log that the gateway is open, if it is: once, when it has started."""
+        if self.current is None:
+            _log.info(OPEN)
 
     async def run(self) -> None:
         """Look at the files of keys again and again, until cancelled."""

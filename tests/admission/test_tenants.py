@@ -209,6 +209,7 @@ async def test_without_tenants_the_gateway_is_open_and_says_so_once(capsys):
     tenancy = Tenancy(lambda: 0.0)
     config = loads(MODELS)
     tenancy.use(config, await tenancy.prepare(config))
+    tenancy.announce()
     tenancy.use(config, await tenancy.prepare(config))
     assert tenancy.current is None
     assert "may use every model" in tenancy.information[0]
