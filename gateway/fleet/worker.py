@@ -40,7 +40,7 @@ class WorkerState(enum.Enum):
     """No longer in the configuration; forgotten when its last request ends."""
 
 
-class WorkerLoad(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class WorkerLoad(msgspec.Struct, frozen=True, gc=False):
     """A worker at one moment, for good: what policies may see of it (`policies.base.WorkerView`)."""
 
     id: str
@@ -216,23 +216,24 @@ class Worker:
             and load.capabilities is self._capabilities
         ):
             return load
+        # Without keywords, in the order of the fields: a third of the time, and a busy worker has a new one for every decision.
         self._load = load = WorkerLoad(
-            id=self.id,
-            routable=self.routable,
-            in_flight=self.in_flight,
-            in_flight_tokens=self.in_flight_tokens,
-            pending=self.pending,
-            pending_tokens=self.pending_tokens,
-            pending_padded=self.pending_padded,
-            backlog=self.backlog,
-            head=self.head,
-            prefill_since=self.prefill_since,
-            rate=self.rate,
-            overhead=self.overhead,
-            hold=self.hold,
-            weight=self.weight,
-            model=self.model,
-            capabilities=self._capabilities,
+            self.id,
+            self.routable,
+            self.in_flight,
+            self.in_flight_tokens,
+            self.pending,
+            self.pending_tokens,
+            self.pending_padded,
+            self.backlog,
+            self.head,
+            self.prefill_since,
+            self.rate,
+            self.overhead,
+            self.hold,
+            self.weight,
+            self.model,
+            self._capabilities,
         )
         return load
 

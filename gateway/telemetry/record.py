@@ -322,7 +322,7 @@ def stripped(request: RouteRequest) -> None:
     After that `request` may be kept: no text of the prompt, no header field but the session's.
     """
     body: Mapping[str, Any] = request.body
-    request.body = {name: body[name] for name in body.keys() & _MEMBERS if _short(body[name])}
+    request.body = {name: value for name, value in body.items() if name in _MEMBERS and _short(value)}
     session = request.headers.get(_SESSION)
     request.headers = {_SESSION: session} if session is not None and len(session) <= _SHORT else _NO_HEADERS
 
