@@ -147,12 +147,15 @@ class Schedule:
                 happening.ended = time.monotonic()
 
     def unexplained(self, errors: Iterable[tuple[float, str]]) -> list[str]:
-        """Those (when, what) that no fault explains."""
-        return [
-            f"{error} after {when - self.happened[0].began if self.happened else 0:.1f} s"
-            for when, error in errors
-            if not any(happening.explains(error, when) for happening in self.happened)
-        ]
+        """Those (when, what) that no fault explains, with what had happened last."""
+        said = []
+        for when, error in errors:
+            if any(happening.explains(error, when) for happening in self.happened):
+                continue
+            before = [happening for happening in self.happened if happening.began <= when]
+            last = f"{when - before[-1].began:.1f} s after {before[-1].kind} began" if before else "before any fault"
+            said.append(f"{error} {last}")
+        return said
 
     async def _steps(self, kind: str) -> None:
         worker = self.rng.choice(self.workers)

@@ -108,7 +108,7 @@ async def test_a_host_that_dies_fails_its_own_streams_cleanly_and_no_other(stage
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_whatever_the_network_does_when_the_law_holds_and_every_answer_is_whole_or_a_clean_error(
     stage, http, faults, seed
 ):
@@ -131,7 +131,7 @@ async def test_whatever_the_network_does_when_the_law_holds_and_every_answer_is_
         faults.Faults(refuse=True),
     ]
     clock = asyncio.get_running_loop().time
-    end = clock() + 2.5
+    end = clock() + 2.0
     tasks = TaskGroup("storm")
     clients = [
         tasks.spawn(
@@ -151,7 +151,7 @@ async def test_whatever_the_network_does_when_the_law_holds_and_every_answer_is_
     scene.all_get()
     await asyncio.gather(*clients)
     await scene.bench.settles()
-    assert tally.results[Result.BROKEN] == 0, tally.errors
+    assert not tally.results[Result.BROKEN], "\n".join(f"{count} {error}" for error, count in tally.errors.items())
     assert tally.results[Result.ANSWERED] > 0
     assert tally.results[Result.CLEAN_ERROR] > 0
     outcomes = scene.bench.outcomes

@@ -38,7 +38,7 @@ def test_the_seeds_are_good_inputs(name):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_invariant_holds_for_bent_inputs_and_for_any_bytes(name):
-    @settings(max_examples=40 if name == "yaml" else 400, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30 if name == "yaml" else 250, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.one_of(bent(name), bent(name), bent(name), st.binary(max_size=400)))
     def holds(data):
         TARGETS[name](data)
