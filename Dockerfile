@@ -5,7 +5,8 @@
 #
 # In a container a listener on 127.0.0.1 is reached by nobody outside: the file needs `listen: {host: 0.0.0.0, port: 8080}`.
 # `admin` may stay on 127.0.0.1 for the HEALTHCHECK below, which runs inside; probes from outside (Kubernetes) need 0.0.0.0
-# there too, and then a network policy, because that listener has no login. Do not publish 8081.
+# there too, and then a network policy and `admin.token`: without one the inspector answers on loopback only, and health
+# and metrics ask for none in any case. Do not publish 8081.
 
 FROM python:3.11-slim AS build
 RUN python -m venv /opt/warmroute

@@ -171,7 +171,7 @@ warmroute is running with {len(workers)} simulated workers ({workers[0].profile.
 
   OpenAI base URL   {url}/v1      (model {_MODEL}, also known as {" and ".join(_ALIASES)}; any API key)
   Anthropic URL     {url}
-  admin             {admin}         /readyz  /metrics
+  inspector         {admin}         where each request went and why; /readyz  /metrics
   workers           {"  ".join(worker.url for worker in workers)}
 
 Try it:
