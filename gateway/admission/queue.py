@@ -207,7 +207,8 @@ class WaitingLine:
         """Let `ticket` wait. One that was here before keeps its age, and its place among its tenant's.
 
         Returns:
-            Those of lower classes that had to go for it, the last to come first; None: there is no room, and nothing has changed.
+            Those that had to go for it, of lower classes and of tenants that have more waiting, the last to come first; None: there is no
+            room, and nothing has changed.
         """
         losers = self._losers(ticket)
         if losers is None:
@@ -340,17 +341,37 @@ class WaitingLine:
             return []
         losers: list[Ticket] = []
         for priority in reversed(self._order):
-            if priority <= ticket.priority:
+            if priority < ticket.priority:
                 break
-            waiting = [entry[2] for lane in self._classes[priority].values() for entry in lane.heap]
-            for loser in sorted(waiting, key=lambda each: each.sequence, reverse=True):
-                if loser.state is State.WAITING:
-                    losers.append(loser)
-                    requests -= 1
-                    tokens -= loser.tokens
-                    if requests <= 0 and (tokens <= 0 or len(losers) == len(self._tickets)):
-                        return losers
+            for loser in self._by_age(priority) if priority > ticket.priority else self._greediest(ticket):
+                losers.append(loser)
+                requests -= 1
+                tokens -= loser.tokens
+                if requests <= 0 and (tokens <= 0 or len(losers) == len(self._tickets)):
+                    return losers
         return None
+
+    def _by_age(self, priority: int) -> list[Ticket]:
+        """Those of one class, the last to come first."""
+        entries = [entry for lane in self._classes[priority].values() for entry in lane.heap]
+        waiting = [ticket for _, _, ticket in entries if ticket.state is State.WAITING]
+        return sorted(waiting, key=lambda each: each.sequence, reverse=True)
+
+    def _greediest(self, newcomer: Ticket) -> Iterator[Ticket]:
+        """Of the newcomer's class, those of tenants that have more waiting for their weight than it would have: a flood takes nobody's room."""
+        lanes = self._classes[newcomer.priority].values()
+        counts: dict[str, float] = {}
+        for lane in lanes:
+            counts[lane.tenant] = counts.get(lane.tenant, 0.0) + lane.count / lane.weight
+        own = counts.pop(newcomer.tenant, 0.0) + 1 / newcomer.weight
+        if not counts or max(counts.values()) <= own:
+            return
+        weights = {lane.tenant: lane.weight for lane in lanes}
+        for ticket in self._by_age(newcomer.priority):
+            count = counts.get(ticket.tenant, 0.0)
+            if count > own and count >= max(counts.values()):
+                counts[ticket.tenant] = count - 1 / weights[ticket.tenant]
+                yield ticket
 
     def _take(self, ticket: Ticket, state: State) -> None:
         ticket.state = state

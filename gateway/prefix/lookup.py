@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.http.usage import Usage
     from gateway.prefix.feed import Feeds
-    from gateway.prefix.map import Expectation
     from gateway.prefix.hot import HotPrefixes
+    from gateway.prefix.map import Expectation
     from gateway.prefix.truth import Truth
     from gateway.prompt.chain_cache import ChainCache
     from gateway.prompt.guard import PromptMaker

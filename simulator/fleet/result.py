@@ -36,6 +36,7 @@ class Requests:
         worker: index of the worker that it was sent to; -1: none.
         outcome: an `Outcome`.
         ttft, e2e: from its arrival to its first token and to its end; NaN where there was none.
+        refused_after: from its arrival to its refusal; NaN where there was none.
         prompt, output: lengths; `output` as asked for.
         predicted: leading tokens that the chosen worker was believed to hold, in any tier.
         device, l1, l2: tokens that the worker did not have to compute, by where they came from.
@@ -46,6 +47,7 @@ class Requests:
     outcome: "array[int]"
     ttft: "array[float]"
     e2e: "array[float]"
+    refused_after: "array[float]"
     prompt: "array[int]"
     output: "array[int]"
     predicted: "array[int]"
@@ -71,6 +73,7 @@ class Requests:
             outcome=array("b", [Outcome.UNENDED]) * count,
             ttft=times(),
             e2e=times(),
+            refused_after=times(),
             prompt=prompts,
             output=outputs,
             predicted=numbers(),

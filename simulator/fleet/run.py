@@ -313,6 +313,7 @@ class _Run:
         out.outcome[index] = outcome
         if outcome is Outcome.REFUSED:
             self._refused += 1
+            out.refused_after[index] = now - out.arrival[index]
         elif outcome is not Outcome.NEVER_CAME:
             out.e2e[index] = now - out.arrival[index]
         self._last = max(self._last, now)

@@ -142,6 +142,16 @@ def test_a_full_line_refuses_and_lower_classes_make_room_latest_first():
     assert drain(waiting) == [urgent, third, first]
 
 
+def test_a_flood_takes_nobodys_room():
+    waiting = line(max_requests=4)
+    flood = [push(waiting, tenant="flood") for _ in range(4)]
+    assert waiting.push(Ticket(0.0, tenant="flood"), 0.0) is None
+    assert waiting.push(Ticket(0.0, tenant="other"), 0.0) == [flood[3]]
+    assert waiting.push(Ticket(0.0, tenant="other"), 0.0) == [flood[2]]
+    assert waiting.push(Ticket(0.0, tenant="other"), 0.0) is None, "both have two now"
+    assert waiting.push(Ticket(0.0, tenant="heavy", weight=3.0), 0.0) is not None
+
+
 def test_tokens_are_bounded_but_one_long_prompt_may_wait_alone():
     waiting = line(max_tokens=100)
     assert waiting.push(Ticket(0.0, tokens=500), 0.0) == []
@@ -224,7 +234,8 @@ def test_bounds_hold_and_every_ticket_is_in_one_place(operations):
             known.append(ticket)
             losers = waiting.push(ticket, float(now))
             if losers is not None:
-                assert all(loser.priority > priority for loser in losers)
+                assert all((loser.priority, loser.tenant) != (priority, ticket.tenant) for loser in losers)
+                assert all(loser.priority >= priority for loser in losers)
                 inside = (inside - set(losers)) | {ticket}
         elif what == "pop":
             fitting = [ticket for ticket in inside if ticket.group == arguments[0]]
