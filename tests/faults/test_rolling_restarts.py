@@ -57,7 +57,7 @@ async def test_without_drain_only_streams_on_the_killed_worker_fail(stage, http)
         before = worker.asked
         await worker.start()
         await http.until(lambda worker=worker, before=before: worker.asked > before, seconds=20)
-        assert state(scene, number).routable
+        await http.until(lambda number=number: state(scene, number).routable, seconds=20)
     await load.stops()
     await scene.bench.settles()
     results = load.tally.results
