@@ -30,7 +30,7 @@ class Result(enum.Enum):
     LEFT = "left"
     """The client left on purpose."""
     CLEAN_ERROR = "clean error"
-    """An error in the API's shape: a whole answer of status 5xx, or an error event at the end of a stream."""
+    """An error in the API's shape: a whole answer of status 5xx, or an error event at the end of a stream and no ``[DONE]``."""
     CUT_SHORT = "cut short"
     """An answer that is no stream ended before its promised length, and the connection with it."""
     BROKEN = "broken"
@@ -157,8 +157,7 @@ class Client:
     def _judge_stream(self, status: int, body: bytes) -> None:
         if status == 200 and body.endswith(b"data: [DONE]\n\n"):
             self._tally.add(Result.ANSWERED)
-        elif status == 200 and (error := _error_event(body)):
-            # Behind a [DONE] it says that the worker broke off before the end of its framing.
+        elif status == 200 and b"[DONE]" not in body and (error := _error_event(body)):
             self._tally.add(Result.CLEAN_ERROR, error)
             self._close()
         else:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gateway.http.watch import UsageWatch
 
 _TAIL = 8
+_DONE = b"data: [DONE]"
+"""What OpenAI's streams end with."""
 
 
 class Client(Protocol):
@@ -327,9 +329,10 @@ class Exchange:
             # Of the last chunk only: the line breaks around its size are framing, however much they look like an event's end.
             start, end = chunk_payloads(tail)[-1]
             tail = tail[start:end]
-        event = error_event(error, self._dialect, tail[-_TAIL:])
+        # Behind the last event of all there is nothing to be said: the client has its answer, only the framing's end is missing.
+        event = b"" if tail.rstrip().endswith(_DONE) else error_event(error, self._dialect, tail[-_TAIL:])
         if self._chunk_out:
-            self._out(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+            self._out(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if event else b"0\r\n\r\n")
         elif self._until_close:
             self._out(event)
 

@@ -107,6 +107,18 @@ async def test_the_error_event_stands_alone_although_the_last_one_was_cut(start,
     assert b"[DONE]" not in body
 
 
+@pytest.mark.parametrize("how", [way for way in WAYS if way != "half a chunk"])
+async def test_behind_the_last_event_of_a_stream_nothing_is_said(how, start, http):
+    bench = await start()
+    client, worker, seen = await begun(bench, http)
+    await worker.sends(http.chunk(b"data: [DONE]\n\n"))
+    assert await client.chunk() == b"data: [DONE]\n\n"
+    await break_off(worker, how)
+    assert parse_events(seen + b"data: [DONE]\n\n" + await client.chunked_body())[-1] == ("", b"[DONE]")
+    assert await client.sees_end() == b""
+    assert bench.failures() == 1
+
+
 async def test_a_break_right_after_the_head_is_told_in_the_stream(start, http):
     bench = await start()
     client = await bench.client()
