@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from gateway.admission.queue import State, Ticket, WaitingLine
 from gateway.admission.reservations import Reservations
+from gateway.admission.shares import Shares
 from gateway.admission.shedding import Estimate, Reason, Speed, refusal
 from gateway.admission.slots import capacity, opens_at, paced, places, total
 from gateway.admission.stages import Stage, Stages, kept_for_others, share_of
@@ -50,6 +51,7 @@ class Gate:
         "_counted",
         "_current",
         "_granted",
+        "_headroom",
         "_limits",
         "_max_wait",
         "_now",
@@ -57,6 +59,7 @@ class Gate:
         "_pools",
         "_running",
         "_shared",
+        "_shares",
         "_slots",
         "_speeds",
         "_stages",
@@ -80,6 +83,8 @@ class Gate:
         self._ahead = inf
         self._max_wait = inf
         self._overflow = 429
+        self._headroom = 0.0
+        self._shares = Shares()
         self._granted: dict[str, int] = {}
         self._running: dict[str, int] = {}
         self._speeds: dict[str, Speed] = {}
@@ -111,6 +116,7 @@ class Gate:
         self._ahead = inf if settings is None else settings.prefill_ahead
         settings = settings or defaults
         self._max_wait = settings.max_wait or inf
+        self._headroom = settings.headroom
         line = self.line
         queues = [limit.max_queue for limit in limits.values()]
         bounds = [queue for queue in queues if queue is not None]
@@ -141,6 +147,8 @@ class Gate:
         Raises:
             GatewayError: 429, or what `overflow_status` says.
         """
+        if ticket.tenant:
+            self._shares.seen(ticket.tenant, ticket.weight, now)
         if not self.line or (ticket.session, _name(ticket)) in self.reservations:
             return
         if not self.line.accepts(ticket):
@@ -178,7 +186,7 @@ class Gate:
         if claimed or ticket.state is State.GRANTED:
             if roomy:
                 return self._in_time(ticket, request, roomy, now)
-        elif not self.line and roomy and self._fits(ticket.stage, ticket.pool, now):
+        elif not self.line and roomy and self._fits(ticket.stage, ticket.tenant, ticket.pool, now):
             return self._in_time(ticket, request, roomy, now)
         self._ungrant(ticket)
         return (
@@ -194,6 +202,8 @@ class Gate:
         ticket.sent = now
         name = _name(ticket)
         self._running[name] = self._running.get(name, 0) + 1
+        if ticket.tenant:
+            self._shares.started(ticket.tenant)
         if ticket.stage is None and ticket.deadline == inf:
             return
         ttft = predicted_ttft(request, chosen)
@@ -222,6 +232,8 @@ class Gate:
             return
         if ticket.state is State.RUNNING:
             self._running[_name(ticket)] -= 1
+            if ticket.tenant:
+                self._shares.ended(ticket.tenant)
             if output_tokens and self.line:
                 self.line.charge(ticket.tenant, ticket.weight, output_tokens)
             if ticket.sent and completed and (ticket.stage is not None or ticket.deadline < inf):
@@ -303,10 +315,18 @@ class Gate:
             return None
         return candidates if len(roomy) == len(candidates) else roomy
 
-    def _fits(self, stage: Stage | None, pool: str, now: float) -> bool:
-        """Whether one more of `stage` may go, those counted in whose turn has come already."""
-        if self._shared and pool == "" and not self._has_share(stage, now):
-            return False
+    def _fits(self, stage: Stage | None, tenant: str, pool: str, now: float) -> bool:
+        """Whether one more of `stage` and `tenant` may go, those counted in whose turn has come already."""
+        if pool == "" and (self._shared or (tenant and self._headroom)):
+            slots = self._count_slots(now)
+            if slots < inf:
+                free = slots - sum(
+                    count for name, count in self._running.items() if not name or name not in self._pools
+                )
+                if tenant and free <= self._headroom * slots and self._shares.has_its_share(tenant, slots):
+                    return False
+                if self._shared and not self._has_share(stage, slots, free):
+                    return False
         granted = self._granted.get(pool, 0)
         if not granted and not self.line:
             return True  # somebody has room: `select` has looked
@@ -320,21 +340,20 @@ class Gate:
                 return True
         return False
 
-    def _has_share(self, stage: Stage | None, now: float) -> bool:
+    def _count_slots(self, now: float) -> float:
         if not self._counted or now - self._counted > _COUNT_EVERY:
-            self._slots = total(self._pools[""], self._limits)
+            self._slots = total(self._members(""), self._limits)
             self._counted = now
-        slots = self._slots
-        if slots == inf:
-            return True
+        return self._slots
+
+    def _has_share(self, stage: Stage | None, slots: float, free: float) -> bool:
+        """Whether `stage` may have one of the slots that are free."""
         stages = [each for each in self._stages.by_name.values() if not self.pool_of(each)]
         used = self._running.get(stage.name, 0) if stage is not None else 0
         if stage is not None and stage.max_share < 1 and used >= share_of(slots, stage.max_share):
             return False
-        running = sum(count for name, count in self._running.items() if name not in self._pools or not name)
-        return running + 1 <= slots - kept_for_others(stage, stages, self._running, slots) or used < (
-            share_of(slots, stage.reserve) if stage is not None else 0
-        )
+        own = share_of(slots, stage.reserve) if stage is not None else 0.0
+        return used < own or free >= 1 + kept_for_others(stage, stages, self._running, slots)
 
     # The line.
 
@@ -365,8 +384,9 @@ class Gate:
         by_name = self._stages.by_name
 
         def fits(group: object) -> bool:
-            stage = by_name.get(cast("str", group))
-            return self._fits(stage, self.pool_of(stage), now)
+            name, tenant = cast("tuple[str, str]", group)
+            stage = by_name.get(name)
+            return self._fits(stage, tenant, self.pool_of(stage), now)
 
         while line:
             ticket = line.pop(now, fits)

@@ -50,6 +50,7 @@ class Checker:
         self._check_addresses(data)
         self._check_models(data)
         self._check_tenants(_mapping(data, "tenants"))
+        self._check_stages(data)
         self._check_health(_mapping(data, "health"), ("health",))
         self._check_pool(_mapping(data, "pool"))
         self._check_limits(_mapping(data, "limits"))
@@ -181,6 +182,39 @@ class Checker:
             for place, one in digests:
                 if (owner := taken.setdefault(one, name)) != name:
                     self.complain(place, f'the same key as one of "{clip(owner)}"; a key belongs to one tenant')
+
+    def _check_stages(self, data: dict[str, Any]) -> None:
+        """Names that stages use and nobody has: of the stage before, of models, of tenants; and shares that add up to more than all."""
+        stages = _mapping(data, "stages")
+        models = [model for model in _list(data, "models") if isinstance(model, dict)]
+        names = {name for model in models if isinstance(name := model.get("name"), str)}
+        workers = {_id_of(worker) for model in models for worker in _list(model, "workers") if isinstance(worker, dict)}
+        tenants = _mapping(data, "tenants")
+        for name in stages:
+            stage, where = _mapping(stages, name), ("stages", name)
+            self._check_known(stage.get("after"), (*where, "after"), "stage", [each for each in stages if each != name])
+            for index, worker in enumerate(_list(stage, "workers")):
+                self._check_known(worker, (*where, "workers", index), "worker", workers)
+            match = _mapping(stage, "match")
+            for index, model in enumerate(_list(match, "models")):
+                self._check_known(model, (*where, "match", "models", index), "model", names)
+            for index, tenant in enumerate(_list(match, "tenants")):
+                self._check_known(tenant, (*where, "match", "tenants", index), "tenant", tenants)
+            self._check_headers(match, (*where, "match"))
+        reserved = [share for name in stages if _is_number(share := _mapping(stages, name).get("reserve", 0))]
+        if sum(reserved) > 1 + 1e-9:
+            self.complain(
+                ("stages",),
+                "the stages reserve more slots than there are; the shares under `reserve` add up to at most 1",
+            )
+
+    def _check_known(self, name: Any, where: Where, kind: str, known: Collection[str]) -> None:
+        """A name that has to be one of those known."""
+        if isinstance(name, str) and name not in known:
+            self.complain(
+                where,
+                f'no {kind} is called "{clip(name)}"{did_you_mean(name, known) or "."} There are: {choices(known) or "none"}',
+            )
 
     def _check_sockets(self, section: dict[str, Any], where: Where) -> None:
         """Addresses that ZMQ can connect to."""
@@ -334,6 +368,18 @@ def _bad_field_value(value: str, noun: str) -> str:
     if value != value.strip():
         return f"the {noun} has spaces or a line break around it (a secret read from a file?); remove them"
     return f"the {noun} has characters that no header can carry (line breaks, control characters or non-Latin letters)"
+
+
+def _id_of(worker: dict[str, Any]) -> str:
+    """The id of a worker, given or by its URL; empty if that is none."""
+    if isinstance(worker_id := worker.get("id"), str):
+        return worker_id
+    try:
+        parts = urlsplit(worker["url"])
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except (KeyError, ValueError, AttributeError, TypeError):
+        return ""
+    return f"{parts.hostname}:{port}"
 
 
 def _same_host(one: str, other: str) -> bool:

@@ -301,6 +301,8 @@ class Admission(Struct, frozen=True, kw_only=True):
     """A request that has waited so long is answered 429; 0: no limit."""
     prefill_ahead: Seconds = 1.0
     """A worker that computes one prompt at a time (Neuron) gets another one while less than so many seconds of prefill are before it."""
+    headroom: Share = 0.1
+    """Share of the slots that is kept from tenants which have their fair share of them already, as long as there are other tenants."""
     aging: Seconds = 10.0
     """One turn in eight goes to whoever has waited longest, if that is longer than this: nothing starves."""
 

@@ -43,12 +43,13 @@ def arrive(journey: "Journey", fleet: "Fleet", admissions: "Admissions") -> None
         return
     now = monotonic()
     journey.gate = gate
+    name = tenant.name if tenant is not None else ""
     ticket = journey.ticket = Ticket(
         now,
-        tenant=tenant.name if tenant is not None else "",
+        tenant=name,
+        group=(stage.name if stage is not None else "", name),
         weight=tenant.weight if tenant is not None else 1.0,
         stage=stage,
-        group=stage.name if stage is not None else "",
         pool=gate.pool_of(stage),
         priority=(stage.priority if stage is not None else 0) + asked_priority(headers, journey.parsed),
         deadline=deadline_of(stage, headers, journey.start),

@@ -73,7 +73,7 @@ class Door:
             tenant=request.tenant,
             weight=self._options.weights.get(request.tenant, 1.0),
             stage=stage,
-            group=stage.name if stage is not None else "",
+            group=(stage.name if stage is not None else "", request.tenant),
             pool=self.gate.pool_of(stage),
             priority=stage.priority if stage is not None else 0,
             deadline=now + stage.deadline if stage is not None else float("inf"),

@@ -254,6 +254,25 @@ def test_a_reservation_that_nobody_claims_expires(fleet):
     assert waits.state is State.RUNNING
 
 
+def test_a_tenant_that_has_its_share_leaves_headroom_to_the_others(fleet):
+    ten = fleet(1, 10, settings={"headroom": 0.2, "prefill_ahead": 1e9})
+    other = ten.comes(100.0, tenant="other")
+    ten.ends(other, 101.0)
+    flood = [ten.comes(102.0, tenant="flood") for _ in range(12)]
+    assert ten.workers[0].in_flight == 8
+    assert ten.comes(102.5, tenant="other").state is State.RUNNING
+    ten.ends(flood[0], 103.0)
+    assert ten.workers[0].in_flight == 8, "two slots are the others'"
+    assert ten.comes(104.0, tenant="other").state is State.RUNNING
+
+
+def test_the_only_tenant_gets_every_slot(fleet):
+    ten = fleet(1, 10, settings={"headroom": 0.2, "prefill_ahead": 1e9})
+    for _ in range(12):
+        ten.comes(100.0, tenant="flood")
+    assert ten.workers[0].in_flight == 10
+
+
 # Whatever happens.
 
 
@@ -261,7 +280,9 @@ def test_a_reservation_that_nobody_claims_expires(fleet):
 @given(data=st.data())
 def test_slots_are_never_exceeded_never_idle_and_nobody_is_lost(fleet, data):
     count, slots = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    one = fleet(count, slots, settings={"max_requests": 6, "prefill_ahead": 1e9, "aging": 2.0, "max_wait": 0})
+    one = fleet(
+        count, slots, settings={"max_requests": 6, "prefill_ahead": 1e9, "aging": 2.0, "max_wait": 0, "headroom": 0}
+    )
     now, known = 0.0, []
     for _ in range(data.draw(st.integers(1, 60))):
         now += data.draw(st.sampled_from([0.0, 0.1, 1.0]))

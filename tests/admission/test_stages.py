@@ -16,6 +16,8 @@ from gateway.admission.stages import (
     deadline_of,
     session_of,
 )
+from gateway.config.load import loads
+from gateway.config.problems import ConfigError
 from gateway.config.schema import Stage, StageMatch
 from gateway.errors import GatewayError
 
@@ -116,3 +118,23 @@ def test_what_was_learned_outlives_a_reload(stages):
     again = Stages(SECTIONS, stages)
     assert again.estimate("m", again.by_name["planner"]) is learned
     assert again.estimate("m", None) is not learned
+
+
+BASE = 'models: [{name: m, aliases: [alias], workers: [{url: "http://a:1"}, {url: "http://b", id: east}]}]\n'
+
+
+def test_names_that_nobody_has_are_complained_about():
+    text = BASE + (
+        "stages:\n  a: {after: nosuch, workers: [a:1, east, west], match: {models: [m, x], tenants: [t], headers: {'b d': v}}}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        loads(text)
+    for name in ("nosuch", '"west"', '"x"', '"t"', "header"):
+        assert name in str(caught.value)
+    assert len(caught.value.problems) == 5
+
+
+def test_shares_that_add_up_to_more_than_all_are_complained_about():
+    with pytest.raises(ConfigError, match="reserve more slots than there are"):
+        loads(BASE + "stages: {a: {reserve: 0.6}, b: {reserve: 0.5}}\n")
+    assert loads(BASE + "stages: {a: {reserve: 0.6}, b: {reserve: 0.4, after: a, workers: [east]}}\n")
