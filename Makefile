@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test check format bench soak study lock clean
+.PHONY: run test check format bench soak study prime-day lock clean
 
 run: $(VENV)/.run
 	@$(BIN)/warmroute demo $(ARGS)
@@ -31,6 +31,10 @@ study: $(VENV)/.dev
 # Half an hour of faults under 300 clients, of which a third leaves early.
 soak: $(VENV)/.dev
 	$(BIN)/python -m bench.soak --schedule all --seconds 1800 --clients 300 $(ARGS)
+
+# docs/prime-day.md: a surge and a flood in virtual time, with admission and without; some five minutes.
+prime-day: $(VENV)/.dev
+	$(BIN)/python -m bench.prime_day docs/prime-day.md
 
 # Hash-pinned locks without index addresses.
 lock: $(VENV)/.dev

@@ -8,7 +8,7 @@ import bench
 
 FIRST = ("overhead", "streams")
 HELPERS = ("clients", "processes", "schedule", "worker")
-LONG = ("soak", "kill_one", "truth", "hits")
+LONG = ("prime_day", "soak", "kill_one", "truth", "hits")
 
 
 def main() -> None:

@@ -325,7 +325,7 @@ admission works).
 Eight workers. Two are the planner's: one request at a time, three tokens a step (parallel decoding runs at batch 1 on Neuron). Six are the
 generator's, with eight slots each. Planner calls have to be answered as a whole within 300 ms, answers have to begin within a second.
 100 % are {full:g} conversations, {questions:.1f} questions a second: there {full_share:.1%} of them are answered in time ({full_goodput:.1f} a second).
-Two minutes at 60 %, five at 300 %, two at 60 %. "Without" keeps the two pools, and everything else is off: no deadlines, no pacing, nobody refused.
+Two minutes at 60 %, five at 300 %, two at 60 %. "Without" keeps the two pools, and everything else is off: no deadlines, no pacing, nobody refused (but prompts that are too long for any worker).
 
 | | with admission | without | asked for |
 | --- | --- | --- | --- |

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _SLOWEST_LOOK: Final = 0.25
 """Seconds between two looks at a line, at most: workers come back without telling."""
 _SOONEST_LOOK: Final = 0.002
+_CAUTION: Final = 1.5
+"""Predicted waits count so many times where they decide about a refusal: better at once than after a wait."""
 _COUNT_EVERY: Final = 0.25
 """Seconds for which the count of a fleet's slots is good."""
 
@@ -153,10 +155,7 @@ class Gate:
             return
         if not self.line.accepts(ticket):
             raise self._full(ticket, now)
-        if ticket.deadline < inf:
-            late = now + self.wait(ticket, now) + self._estimate(ticket).needs(None, _kind(ticket)) - ticket.deadline
-            if late > 0 and self._running.get(_name(ticket)):
-                raise self._refuse("deadline_unreachable", late)
+        self._check_line(ticket, now)
 
     def select(
         self, ticket: Ticket, request: "RouteRequest", candidates: "Sequence[Candidate]", now: float
@@ -363,10 +362,8 @@ class Gate:
             ticket.deadline - self._estimate(ticket).needs(None, _kind(ticket)) if ticket.deadline < inf else inf,
             (ticket.entered if ticket.sequence else now) + self._max_wait,
         )
-        if ticket.deadline < inf and not ticket.sequence:
-            late = now + self.wait(ticket, now) + self._estimate(ticket).needs(None, _kind(ticket)) - ticket.deadline
-            if late > 0 and self._running.get(_name(ticket)):
-                raise self._refuse("deadline_unreachable", late)
+        if not ticket.sequence:
+            self._check_line(ticket, now)
         losers = self.line.push(ticket, now)
         if losers is None:
             raise self._full(ticket, now)
@@ -419,6 +416,14 @@ class Gate:
             estimate.missed(whole - ticket.predicted)
         elif first is not None:
             estimate.missed(first - ticket.predicted)
+
+    def _check_line(self, ticket: Ticket, now: float) -> None:
+        """Refuse what the line makes late. One whose stage has nothing running is let through: there is nobody to learn from."""
+        if ticket.deadline < inf and self._running.get(_name(ticket)):
+            wait = self.wait(ticket, now)
+            over = self._estimate(ticket).needs(None, _kind(ticket)) - (ticket.deadline - now)
+            if _CAUTION * wait + over > 0:
+                raise self._refuse("deadline_unreachable", wait + over)
 
     def _in_time(
         self, ticket: Ticket, request: "RouteRequest", roomy: "Sequence[Candidate]", now: float
