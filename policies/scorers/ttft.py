@@ -32,7 +32,8 @@ class Ttft:
 
         cost_i = (wait_i + slot_i + load_i + prefill_i · (1 + congestion) + hold_back_i) / weight_i
 
-        wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began
+        wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began,
+                     unless its requests may not all fit the KV cache: then the first may not have begun, for want of blocks
         slot_i       where all slots are taken: (in_flight_i - slots_i + 1) · hold_i / slots_i, as far as that exceeds wait_i
         load_i       time to bring what it holds in l1 and l2 into the device, if computing it would take longer; else it is computed
         prefill_i    overhead_i + padded tokens_i / rate_i
@@ -122,7 +123,8 @@ class Ttft:
             wait = worker.backlog
             if wait > 0:
                 busy += 1
-                if since := worker.prefill_since:
+                room = capabilities.kv_capacity_tokens
+                if (since := worker.prefill_since) and (room is None or worker.in_flight_tokens <= room):
                     passed = now - since
                     head = worker.head
                     wait -= passed if passed < head else head  # noqa: FURB136 - min() costs 60 ns more
@@ -194,9 +196,9 @@ def predicted_ttft(request: RouteRequest, candidate: Candidate) -> float | None:
     worker = candidate.worker
     load, padded = tokens_to_compute(prompt, candidate.match, worker.capabilities, worker.rate)
     wait = worker.backlog
-    if wait > 0 and worker.prefill_since:
+    slots, room = worker.capabilities.slots, worker.capabilities.kv_capacity_tokens
+    if wait > 0 and worker.prefill_since and (room is None or worker.in_flight_tokens <= room):
         wait -= min(max(0.0, request.now - worker.prefill_since), worker.head)
-    slots = worker.capabilities.slots
     if slots is not None:
         wait = max(wait, slot_seconds(worker, slots, worker.overhead + prompt / worker.rate))
     return wait + load + worker.overhead + padded / worker.rate

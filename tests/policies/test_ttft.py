@@ -25,6 +25,15 @@ def test_what_was_sent_before_is_waited_for_less_what_has_passed(real):
     assert predicted_ttft(PROMPT, busy) == pytest.approx(4.0)
 
 
+def test_a_prefill_that_may_wait_for_blocks_is_not_taken_for_one_under_way(real):
+    tight = real(kv_capacity_tokens=5000)
+    tight.worker.acquire(4000, now=98.0)
+    assert costs(tight, congestion_price=0, occupancy=0) == pytest.approx([4.5 - 2.0 + 1.5])
+    tight.worker.acquire(2000, now=98.0)
+    assert costs(tight, congestion_price=0, occupancy=0) == pytest.approx([4.5 + 2.5 + 1.5])
+    assert predicted_ttft(PROMPT, tight) == pytest.approx(4.5 + 2.5 + 1.5)
+
+
 def test_congestion_prices_the_own_prefill_by_the_share_of_busy_workers(real):
     busy = real()
     busy.worker.acquire(4000, now=100.0)
