@@ -3,8 +3,8 @@
 Sends mixed requests (new conversations, follow-ups, a system prompt that many share, salts, completions) to real workers,
 one after the other on each, and compares what the prefix index says just before a request with the `cached_tokens` that the
 worker says afterwards. Between requests it waits until the request's own events have come, at most a tenth of a second:
-what is measured is whether the index is right, not how fast it is. `--hurry` leaves the waiting out and believes for two seconds
-what was sent, as the gateway does.
+what is measured is whether the index is right, not how fast it is. `--hurry` leaves the waiting out and believes what was sent
+until two seconds after its answer, as the gateway does.
 
 A token is predicted right when both say that it is cached or both say that it is not.
 """
@@ -166,14 +166,15 @@ class Truth:
         chains = self._feeds.index.hasher.chains(root, prompt.ids, self._feeds.block_sizes)
         match = self._feeds.match(chains).get(worker, NO_MATCH)
         before = self._seq(worker)
-        if self._hurry:
-            self._feeds.sent(worker, chains, match)
+        expectation = self._feeds.sent(worker, chains, match) if self._hurry else None
         sent = {**body, "model": self._model, "max_tokens": 8, "temperature": 0.0}
         async with self._http.post(url + path, json=sent) as response:
             answer = await response.json()
             if response.status != 200:
                 print(f"{kind} answered {response.status}: {str(answer)[:200]}")
                 return None
+        if expectation is not None:
+            expectation.settle(time.monotonic())
         usage = answer["usage"]
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if usage["prompt_tokens"] != prompt.token_count:
