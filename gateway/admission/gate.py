@@ -50,6 +50,7 @@ class Gate:
 
     __slots__ = (
         "_ahead",
+        "_common",
         "_counted",
         "_current",
         "_granted",
@@ -89,6 +90,7 @@ class Gate:
         self._shares = Shares()
         self._granted: dict[str, int] = {}
         self._running: dict[str, int] = {}
+        self._common = 0  # of those, in the pool of all stages that have none
         self._speeds: dict[str, Speed] = {}
         self._slots = self._counted = 0.0
         self._now = 0.0
@@ -151,7 +153,7 @@ class Gate:
         """
         if ticket.tenant:
             self._shares.seen(ticket.tenant, ticket.weight, now)
-        if not self.line or (ticket.session, _name(ticket)) in self.reservations:
+        if not self.line.tickets or (ticket.session, ticket.name) in self.reservations:
             return
         if not self.line.accepts(ticket):
             raise self._full(ticket, now)
@@ -173,19 +175,19 @@ class Gate:
         """
         self._now = now
         reserved = self.reservations
-        if reserved:
+        if reserved.held:
             reserved.expire(now)
         if len(self._pools) > 1:
             ids = {worker.id for worker in self._members(ticket.pool)}
             candidates = [candidate for candidate in candidates if candidate.worker.id in ids]
-        claimed = bool(reserved) and reserved.claim(ticket.session, _name(ticket))
+        claimed = bool(reserved.held) and reserved.claim(ticket.session, ticket.name)
         roomy = self._roomy(candidates, now)
         if roomy is None:
             return candidates  # nobody takes requests: the policy says what that means
         if claimed or ticket.state is State.GRANTED:
             if roomy:
                 return self._in_time(ticket, request, roomy, now)
-        elif not self.line and roomy and self._fits(ticket.stage, ticket.tenant, ticket.pool, now):
+        elif not self.line.tickets and roomy and self._fits(ticket.stage, ticket.tenant, ticket.pool, now):
             return self._in_time(ticket, request, roomy, now)
         self._ungrant(ticket)
         return (
@@ -199,8 +201,10 @@ class Gate:
         self._ungrant(ticket)
         ticket.state = State.RUNNING
         ticket.sent = now
-        name = _name(ticket)
+        name = ticket.name
         self._running[name] = self._running.get(name, 0) + 1
+        if not ticket.pool:
+            self._common += 1
         if ticket.tenant:
             self._shares.started(ticket.tenant)
         if ticket.stage is None and ticket.deadline == inf:
@@ -230,10 +234,12 @@ class Gate:
         if ticket.state is State.ENDED:
             return
         if ticket.state is State.RUNNING:
-            self._running[_name(ticket)] -= 1
+            self._running[ticket.name] -= 1
+            if not ticket.pool:
+                self._common -= 1
             if ticket.tenant:
                 self._shares.ended(ticket.tenant)
-            if output_tokens and self.line:
+            if output_tokens and self.line.tickets:
                 self.line.charge(ticket.tenant, ticket.weight, output_tokens)
             if ticket.sent and completed and (ticket.stage is not None or ticket.deadline < inf):
                 self._learn(ticket, now - ticket.sent, first_byte - ticket.sent if first_byte else None)
@@ -244,7 +250,7 @@ class Gate:
 
     def opened(self, now: float) -> None:
         """Somewhere there may be more room. `now`: 0 if nobody knows."""
-        if self.line:
+        if self.line.tickets:
             self.advance(now or self._now)
 
     def advance(self, now: float) -> None:
@@ -327,7 +333,7 @@ class Gate:
                 if self._shared and not self._has_share(stage, slots, free):
                     return False
         granted = self._granted.get(pool, 0)
-        if not granted and not self.line:
+        if not granted and not self.line.tickets:
             return True  # somebody has room: `select` has looked
         workers = self._members(pool)
         if not any(worker.routable for worker in workers):
@@ -419,7 +425,7 @@ class Gate:
 
     def _check_line(self, ticket: Ticket, now: float) -> None:
         """Refuse what the line makes late. One whose stage has nothing running is let through: there is nobody to learn from."""
-        if ticket.deadline < inf and self._running.get(_name(ticket)):
+        if ticket.deadline < inf and self._running.get(ticket.name):
             wait = self.wait(ticket, now)
             over = self._estimate(ticket).needs(None, _kind(ticket)) - (ticket.deadline - now)
             if _CAUTION * wait + over > 0:
@@ -432,17 +438,23 @@ class Gate:
             return roomy
         request.now = now
         estimate, kind, slack = self._estimate(ticket), _kind(ticket), ticket.deadline - now
-        needs = [estimate.needs(predicted_ttft(request, candidate), kind) for candidate in roomy]
+        if request.prompt_tokens <= 0:  # the same for all
+            needs = [estimate.needs(None, kind)] * len(roomy)
+        else:
+            needs = [estimate.needs(predicted_ttft(request, candidate), kind) for candidate in roomy]
         if max(needs) <= slack:
             return roomy
         kept = [candidate for candidate, seconds in zip(roomy, needs, strict=True) if seconds <= slack]
         # Nobody else is there to learn from: one is tried whatever is predicted, or a bad guess would stay for good.
-        if kept or not self._running.get(_name(ticket)):
+        if kept or not self._running.get(ticket.name):
             return kept or roomy
         raise self._refuse("deadline_missed" if ticket.sequence else "deadline_unreachable", min(needs) - slack)
 
     def _estimate(self, ticket: Ticket) -> Estimate:
-        return self._stages.estimate(self.fleet, ticket.stage)
+        found = ticket.estimate
+        if found is None:
+            found = ticket.estimate = self._stages.estimate(self.fleet, ticket.stage)
+        return found
 
     def _speed(self, pool: str) -> Speed:
         speed = self._speeds.get(pool)
@@ -473,10 +485,6 @@ class Gate:
 def waiting(gates: Iterable[Gate]) -> int:
     """Requests in the lines of all."""
     return sum(len(gate.line) for gate in gates)
-
-
-def _name(ticket: Ticket) -> str:
-    return ticket.stage.name if ticket.stage is not None else ""
 
 
 def _kind(ticket: Ticket) -> str:

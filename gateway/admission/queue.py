@@ -15,7 +15,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 if TYPE_CHECKING:
+    from gateway.admission.shedding import Estimate
     from gateway.admission.stages import Stage
     from gateway.errors import GatewayError
 
@@ -41,7 +44,7 @@ class State(enum.Enum):
     ENDED = "ended"
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One request on its way to a worker.
 
     Attributes:
@@ -57,6 +60,7 @@ class Ticket:
         entered: when it came; once it waits, since when.
         latest: when it has to be sent at the latest, to make its deadline.
         turn: see `Turn`; needed from the moment on at which it waits.
+        estimate: what was learned of its stage, for the gate.
         state: see `State`.
         sent: when it was decided.
         predicted: seconds from then on that what its stage promises was predicted to take; 0: not predicted.
@@ -64,56 +68,30 @@ class Ticket:
         waited: seconds in the line.
     """
 
-    __slots__ = (
-        "deadline",
-        "entered",
-        "group",
-        "latest",
-        "pool",
-        "predicted",
-        "priority",
-        "sent",
-        "sequence",
-        "session",
-        "stage",
-        "state",
-        "tenant",
-        "tokens",
-        "ttft",
-        "turn",
-        "waited",
-        "weight",
-    )
+    entered: float
+    tenant: str = ""
+    weight: float = 1.0
+    stage: "Stage | None" = None
+    group: Hashable = ""
+    pool: str = ""
+    priority: int = 0
+    deadline: float = inf
+    tokens: int = 1
+    session: str = ""
+    turn: Turn | None = None
+    estimate: "Estimate | None" = None
+    state: State = State.NEW
+    latest: float = inf
+    sequence: int = 0
+    sent: float = 0.0
+    predicted: float = 0.0
+    ttft: float = 0.0
+    waited: float = 0.0
 
-    def __init__(
-        self,
-        now: float,
-        *,
-        tenant: str = "",
-        weight: float = 1.0,
-        stage: "Stage | None" = None,
-        group: Hashable = "",
-        pool: str = "",
-        priority: int = 0,
-        deadline: float = inf,
-        tokens: int = 1,
-        session: str = "",
-        turn: Turn | None = None,
-    ) -> None:
-        self.tenant = tenant
-        self.weight = weight
-        self.stage = stage
-        self.group = group
-        self.pool = pool
-        self.priority = priority
-        self.deadline = self.latest = deadline
-        self.tokens = tokens
-        self.session = session
-        self.entered = now
-        self.turn = turn
-        self.state = State.NEW
-        self.sequence = 0
-        self.sent = self.predicted = self.ttft = self.waited = 0.0
+    @property
+    def name(self) -> str:
+        """Its stage's name; empty without one."""
+        return self.stage.name if self.stage is not None else ""
 
 
 class _Lane:
@@ -158,6 +136,7 @@ class WaitingLine:
     Attributes:
         max_requests, max_tokens: the bounds.
         aging: seconds of waiting after which a request counts as old.
+        tickets: of all that wait, by number, longest first. Whether there are any is asked with every request: an attribute is cheap.
         tokens: of all that wait.
     """
 
@@ -169,11 +148,11 @@ class WaitingLine:
         "_sequence",
         "_served",
         "_tenants",
-        "_tickets",
         "_turns",
         "aging",
         "max_requests",
         "max_tokens",
+        "tickets",
         "tokens",
     )
 
@@ -184,7 +163,7 @@ class WaitingLine:
         self.tokens = 0
         self._order: list[int] = []
         self._classes: dict[int, _Class] = {}
-        self._tickets: OrderedDict[int, Ticket] = OrderedDict()
+        self.tickets: OrderedDict[int, Ticket] = OrderedDict()
         self._latest: list[tuple[float, int, Ticket]] = []
         self._served: dict[str, float] = {}
         self._tenants: dict[str, int] = {}
@@ -193,15 +172,15 @@ class WaitingLine:
         self._turns = 0
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self.tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
         """Those that wait, longest first."""
-        return iter(self._tickets.values())
+        return iter(self.tickets.values())
 
     def oldest(self, now: float) -> float:
         """Seconds that the one at the front has waited; 0 without any."""
-        return now - next(iter(self)).entered if self._tickets else 0.0
+        return now - next(iter(self)).entered if self.tickets else 0.0
 
     def push(self, ticket: Ticket, now: float) -> list[Ticket] | None:
         """Let `ticket` wait. One that was here before keeps its age, and its place among its tenant's.
@@ -229,7 +208,7 @@ class WaitingLine:
         if key not in lanes:
             lanes[key] = _Lane(ticket)
         lanes[key].push(ticket)
-        self._tickets[ticket.sequence] = ticket
+        self.tickets[ticket.sequence] = ticket
         self._tenants[ticket.tenant] = self._tenants.get(ticket.tenant, 0) + 1
         self.tokens += ticket.tokens
         if ticket.latest < inf:
@@ -238,7 +217,7 @@ class WaitingLine:
 
     def pop(self, now: float, fits: Callable[[Hashable], bool] | None = None) -> Ticket | None:
         """The next whose group `fits`, taken out and counted as served; None: nobody fits."""
-        if not self._tickets:
+        if not self.tickets:
             return None
         verdicts: dict[Hashable, bool] = {}
 
@@ -326,7 +305,7 @@ class WaitingLine:
         return None
 
     def _aged(self, now: float, fit: Callable[[Hashable], bool]) -> Ticket | None:
-        for ticket in self._tickets.values():
+        for ticket in self.tickets.values():
             if now - ticket.entered < self.aging:
                 break
             if fit(ticket.group):
@@ -334,10 +313,10 @@ class WaitingLine:
         return None
 
     def _losers(self, ticket: Ticket) -> list[Ticket] | None:
-        requests = len(self._tickets) + 1 - self.max_requests
+        requests = len(self.tickets) + 1 - self.max_requests
         tokens = self.tokens + ticket.tokens - self.max_tokens
         # A prompt that is longer than the bound may wait alone: no other way leads to a worker.
-        if requests <= 0 and (tokens <= 0 or not self._tickets):
+        if requests <= 0 and (tokens <= 0 or not self.tickets):
             return []
         losers: list[Ticket] = []
         for priority in reversed(self._order):
@@ -347,7 +326,7 @@ class WaitingLine:
                 losers.append(loser)
                 requests -= 1
                 tokens -= loser.tokens
-                if requests <= 0 and (tokens <= 0 or len(losers) == len(self._tickets)):
+                if requests <= 0 and (tokens <= 0 or len(losers) == len(self.tickets)):
                     return losers
         return None
 
@@ -375,7 +354,7 @@ class WaitingLine:
 
     def _take(self, ticket: Ticket, state: State) -> None:
         ticket.state = state
-        del self._tickets[ticket.sequence]
+        del self.tickets[ticket.sequence]
         self.tokens -= ticket.tokens
         self._tenants[ticket.tenant] -= 1
         if not self._tenants[ticket.tenant]:
@@ -389,7 +368,7 @@ class WaitingLine:
             if not lanes:
                 del self._classes[ticket.priority]
                 self._order.remove(ticket.priority)
-        if len(self._latest) > 2 * len(self._tickets) + _SLACK:
+        if len(self._latest) > 2 * len(self.tickets) + _SLACK:
             self._latest = [entry for entry in self._latest if entry[2].state is State.WAITING]
             heapify(self._latest)
 

@@ -17,7 +17,7 @@ WINDOW: Final = 128
 """Predictions that the margin looks back on."""
 SHORT: Final = 0.98
 """Share of them that must have been long enough."""
-_RESORT: Final = 8
+_RESORT: Final = 16
 """Predictions between two looks at the margin."""
 _MEMORY: Final = 64
 """Requests that means remember."""

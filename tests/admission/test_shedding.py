@@ -24,7 +24,7 @@ def test_the_margin_covers_all_but_the_worst_few_of_the_latest_misses(misses):
     estimate = Estimate()
     for miss in misses:
         estimate.missed(miss)
-    while len(misses) % 8:
+    while len(misses) % 16:
         misses.append(0.0)
         estimate.missed(0.0)
     latest = misses[-128:]
