@@ -213,10 +213,12 @@ class Gate:
         estimate = self._estimate(ticket)
         ticket.ttft = estimate.first if ttft is None else ttft
         ticket.predicted = estimate.needs(ttft, _kind(ticket)) - estimate.margin
+        if not ticket.session:
+            return
         follower = self._stages.follower(ticket.stage)
-        if ticket.session and ticket.stage is not None and ticket.stage.after is not None:
+        if ticket.stage is not None and ticket.stage.after is not None:
             self.reservations.went(ticket.stage, ticket.session, chosen.worker.id)
-        if follower is not None and ticket.session:
+        if follower is not None:
             self.reserve(follower, ticket.session, now)
 
     def close(
@@ -308,10 +310,13 @@ class Gate:
                 continue
             routable = True
             if worker.in_flight:
-                most: float | None = worker.capabilities.slots
+                can = worker.capabilities
+                most: float | None = can.slots
                 if limits or held:
                     most = capacity(worker, limits) - held.get(worker.id, 0)
-                if (most is not None and worker.in_flight >= most) or not paced(worker, now, ahead):
+                if most is not None and worker.in_flight >= most:
+                    continue
+                if worker.backlog and can.prefill == "exclusive" and not paced(worker, now, ahead):
                     continue
             elif held and self._free(worker) <= 0:
                 continue

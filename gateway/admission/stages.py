@@ -38,6 +38,7 @@ class Stage:
         after: name of the stage that precedes it in a conversation, None: none.
         hold: seconds that a slot is kept for it from the start of that stage's request on.
         models, tenants, headers: what it matches, empty: anything.
+        matched: it asks for something; one that does not is only taken by name.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Stage:
         "headers",
         "hold",
         "kind",
+        "matched",
         "max_share",
         "models",
         "name",
@@ -68,22 +70,18 @@ class Stage:
         self.models = frozenset(section.match.models)
         self.tenants = frozenset(section.match.tenants)
         self.headers = {field.lower(): value for field, value in section.match.headers.items()}
+        self.matched = bool(self.models or self.tenants or self.headers)
 
     def __repr__(self) -> str:
         return f"<Stage {self.name}>"
 
-    @property
-    def matches_anything(self) -> bool:
-        """It asks for nothing; such a stage is only taken by name."""
-        return not (self.models or self.tenants or self.headers)
-
     def matches(self, model: str, tenant: str, headers: Mapping[str, str]) -> bool:
         """Whether a request that names no stage is of this one."""
         return (
-            not self.matches_anything
+            self.matched
             and (not self.models or model in self.models)
             and (not self.tenants or tenant in self.tenants)
-            and all(headers.get(field) == value for field, value in self.headers.items())
+            and (not self.headers or all(headers.get(field) == value for field, value in self.headers.items()))
         )
 
 
@@ -105,15 +103,23 @@ class Stages:
         self._followers = {stage.after: stage for stage in self.by_name.values() if stage.after is not None}
         self.learned: dict[tuple[str, str], Estimate] = {} if before is None else before.learned
 
-    def of(self, model: str, tenant: str, headers: Mapping[str, str]) -> Stage | None:
+    def of(
+        self, model: str, tenant: str, headers: Mapping[str, str], named: Mapping[str, str] | None = None
+    ) -> Stage | None:
         """The stage of a request.
+
+        Args:
+            model: the fleet's name.
+            tenant: whose it is.
+            headers: its fields.
+            named: where `STAGE_HEADER` is looked for, if that is known better; None: in `headers`.
 
         Raises:
             GatewayError: 400, it names one that does not exist.
         """
         if not self.by_name:
             return None
-        if name := headers.get(STAGE_HEADER):
+        if name := (headers if named is None else named).get(STAGE_HEADER):
             stage = self.by_name.get(name)
             if stage is None:
                 raise _bad_field(STAGE_HEADER, f"names no stage; there are: {', '.join(self.by_name)}")
@@ -127,6 +133,11 @@ class Stages:
     def shared(self) -> bool:
         """Whether any of them has a share of slots."""
         return any(stage.reserve > 0 or stage.max_share < 1 for stage in self.by_name.values())
+
+    @property
+    def linked(self) -> bool:
+        """Whether any of them comes after another."""
+        return bool(self._followers)
 
     def follower(self, stage: Stage | None) -> Stage | None:
         """The stage that comes after `stage` in a conversation."""
