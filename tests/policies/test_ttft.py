@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.base import Match, RouteRequest
-from policies.scorers.ttft import Ttft, predicted_ttft
+from policies.scorers.ttft import SLOT_SHARE, Ttft, predicted_ttft
 
 PROMPT = RouteRequest(model="m", prompt_tokens=1000, now=100.0)
 
@@ -47,12 +47,12 @@ def test_streams_that_would_be_held_back_cost_by_the_share_of_slots_taken(real):
     assert costs(streaming, real()) == pytest.approx([1.5 + 1.5 * 2 / 4, 1.5])
 
 
-def test_a_full_worker_is_waited_for_as_long_as_its_requests_hold_their_slots(real):
+def test_a_full_worker_costs_a_share_of_the_time_until_a_slot_is_free(real):
     full = real(slots=2)
     for _ in range(2):
         full.worker.acquire(1, now=90.0).first_byte(91.0)
     full.worker.hold = 8.0
-    assert costs(full, real(slots=2), occupancy=0) == pytest.approx([1.5 + 8.0 / 2, 1.5])
+    assert costs(full, real(slots=2), occupancy=0) == pytest.approx([1.5 + SLOT_SHARE * 8.0 / 2, 1.5])
     assert predicted_ttft(PROMPT, full) == pytest.approx(1.5 + 4.0)
 
 
