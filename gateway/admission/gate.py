@@ -33,7 +33,7 @@ _SLOWEST_LOOK: Final = 0.25
 """Seconds between two looks at a line, at most: workers come back without telling."""
 _SOONEST_LOOK: Final = 0.002
 _CAUTION: Final = 1.5
-"""Predicted waits count so many times where they decide about a refusal: better at once than after a wait."""
+"""Those ahead count so many times where a wait decides about a refusal: better refused at once than after a wait."""
 _COUNT_EVERY: Final = 0.25
 """Seconds for which the count of a fleet's slots is good."""
 
@@ -140,10 +140,10 @@ class Gate:
         """The name of the pool that a stage's requests go to."""
         return stage.name if stage is not None and stage.name in self._pools else ""
 
-    def wait(self, ticket: Ticket, now: float) -> float:
-        """Predicted seconds in the line of a request that comes now."""
+    def wait(self, ticket: Ticket, now: float, caution: float = 1.0) -> float:
+        """Predicted seconds in the line of a request that comes now; those ahead of it count `caution` times."""
         rate = self._speed(ticket.pool).rate(now, self._turnover(ticket.pool))
-        return (self.line.ahead(ticket) + 1) / rate if rate > 0 else 0.0
+        return (self.line.ahead(ticket) * caution + 1) / rate if rate > 0 else 0.0
 
     def arrive(self, ticket: Ticket, now: float) -> None:
         """Refuse `ticket` if it is sure to be late or finds no room to wait. Cheap: nothing of its prompt is known.
@@ -433,7 +433,7 @@ class Gate:
         if ticket.deadline < inf and self._running.get(ticket.name):
             wait = self.wait(ticket, now)
             over = self._estimate(ticket).needs(None, _kind(ticket)) - (ticket.deadline - now)
-            if _CAUTION * wait + over > 0:
+            if self.wait(ticket, now, _CAUTION) + over > 0:
                 raise self._refuse("deadline_unreachable", wait + over)
 
     def _in_time(

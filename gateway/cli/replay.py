@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from policies.registry import PolicySection
     from simulator.fleet import FleetOptions, ReplayResult, TierOptions
+    from simulator.fleet.admission import AdmissionOptions
     from simulator.workloads import Workload
 
 _DESCRIPTION = """\
@@ -97,6 +98,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     choice.add_argument(
         "--event-loss", type=_share, default=0.0, metavar="P", help="share of KV event batches lost (default: 0)"
     )
+    choice.add_argument(
+        "--admission",
+        choices=("on", "off"),
+        default="off",
+        help="requests wait for their turn in the gateway, by the stages and the admission of --config (default: off)",
+    )
     fleet = parser.add_argument_group("workers")
     fleet.add_argument("--workers", type=_count, default=8, metavar="N", help="how many (default: 8)")
     fleet.add_argument("--profile", metavar="NAME", help="trn2-70b, trn1-8b, inf2-8b, h100-8b, h100x2-32b")
@@ -166,11 +173,13 @@ def _write(
 ) -> int:
     """The files that were asked for; 0, or 2 when one cannot be written."""
     import orjson  # noqa: PLC0415
+    from msgspec import to_builtins  # noqa: PLC0415
 
     try:
         if arguments.json is not None:
             data = _document(workload, options, results)
-            arguments.json.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            text = orjson.dumps(data, to_builtins, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+            arguments.json.write_bytes(text)
         if arguments.html is not None:
             from simulator.report import write_html  # noqa: PLC0415
 
@@ -231,6 +240,28 @@ def _options(arguments: argparse.Namespace) -> "FleetOptions":
         event_loss=arguments.event_loss,
         seed=arguments.seed,
         speed_told=not arguments.learn_speed,
+        admission=_admission(arguments.config) if arguments.admission == "on" else None,
+    )
+
+
+def _admission(path: Path | None) -> "AdmissionOptions":
+    """Stages and admission as a configuration has them: that of its first model which has any; else the defaults.
+
+    Raises:
+        ConfigError: it has mistakes.
+    """
+    from gateway.config.schema import Admission  # noqa: PLC0415
+    from simulator.fleet.admission import AdmissionOptions  # noqa: PLC0415
+
+    if path is None:
+        return AdmissionOptions()
+    from gateway.config.load import load  # noqa: PLC0415
+
+    config = load(path)
+    return AdmissionOptions(
+        settings=next((model.admission for model in config.models if model.admission is not None), Admission()),
+        stages=config.stages,
+        weights={name: tenant.weight for name, tenant in config.tenants.items()},
     )
 
 
