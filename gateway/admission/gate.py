@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from gateway.admission.queue import State, Ticket, WaitingLine
 from gateway.admission.reservations import Reservations
-from gateway.admission.shares import Shares
+from gateway.admission.room import Room
 from gateway.admission.shedding import Estimate, Reason, Speed, refusal
-from gateway.admission.slots import capacity, opens_at, paced, places, total
-from gateway.admission.stages import Stage, Stages, kept_for_others, share_of
+from gateway.admission.stages import Stage, Stages
 from policies.scorers.ttft import predicted_ttft
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ _SLOWEST_LOOK: Final = 0.25
 _SOONEST_LOOK: Final = 0.002
 _CAUTION: Final = 1.5
 """Those ahead count so many times where a wait decides about a refusal: better refused at once than after a wait."""
-_COUNT_EVERY: Final = 0.25
-"""Seconds for which the count of a fleet's slots is good."""
 
 
 class Gate:
@@ -45,54 +42,31 @@ class Gate:
         fleet: its name.
         line: who waits.
         refused: how many were refused, by reason.
-        reservations: slots that are kept for requests to come.
+        room: who has room, and what runs.
     """
 
     __slots__ = (
-        "_ahead",
-        "_common",
-        "_counted",
         "_current",
-        "_granted",
-        "_headroom",
-        "_limits",
         "_max_wait",
         "_now",
         "_overflow",
-        "_pools",
-        "_running",
-        "_shared",
-        "_shares",
-        "_slots",
         "_speeds",
         "_stages",
-        "_workers",
         "fleet",
         "line",
         "refused",
-        "reservations",
+        "room",
     )
 
     def __init__(self, fleet: str) -> None:
         self.fleet = fleet
         self.line = WaitingLine(max_requests=0, max_tokens=0, aging=0.0)
         self.refused: dict[str, int] = {}
-        self.reservations = Reservations()
-        self._workers: Sequence[Worker] = ()
-        self._limits: Mapping[str, WorkerLimits] = {}
-        self._pools: dict[str, Sequence[Worker]] = {}
+        self.room = Room()
         self._stages = Stages({})
-        self._shared = False
-        self._ahead = inf
         self._max_wait = inf
         self._overflow = 429
-        self._headroom = 0.0
-        self._shares = Shares()
-        self._granted: dict[str, int] = {}
-        self._running: dict[str, int] = {}
-        self._common = 0  # of those, in the pool of all stages that have none
         self._speeds: dict[str, Speed] = {}
-        self._slots = self._counted = 0.0
         self._now = 0.0
         self._current: Ticket | None = None
 
@@ -113,14 +87,11 @@ class Gate:
             stages: all.
             defaults: for the line, where `settings` are None.
         """
-        self._workers = workers
-        self._limits = limits
         self._stages = stages
-        self._shared = stages.shared
-        self._ahead = inf if settings is None else settings.prefill_ahead
+        ahead = inf if settings is None else settings.prefill_ahead
         settings = settings or defaults
+        self.room.configure(workers, limits, stages, ahead, settings.headroom)
         self._max_wait = settings.max_wait or inf
-        self._headroom = settings.headroom
         line = self.line
         queues = [limit.max_queue for limit in limits.values()]
         bounds = [queue for queue in queues if queue is not None]
@@ -129,20 +100,19 @@ class Gate:
         line.max_tokens = settings.max_tokens
         line.aging = settings.aging
         self._overflow = next((limit.overflow_status for limit in limits.values()), 429)
-        ids = {worker.id for worker in workers}
-        self._pools = {"": [worker for worker in workers if worker.id not in stages.pooled]}
-        for stage in stages.by_name.values():
-            if stage.pool & ids:
-                self._pools[stage.name] = [worker for worker in workers if worker.id in stage.pool]
-        self._counted = 0.0
+
+    @property
+    def reservations(self) -> Reservations:
+        """Slots that are kept for requests to come."""
+        return self.room.reservations
 
     def pool_of(self, stage: Stage | None) -> str:
         """The name of the pool that a stage's requests go to."""
-        return stage.name if stage is not None and stage.name in self._pools else ""
+        return self.room.pool_of(stage)
 
     def wait(self, ticket: Ticket, now: float, caution: float = 1.0) -> float:
         """Predicted seconds in the line of a request that comes now; those ahead of it count `caution` times."""
-        rate = self._speed(ticket.pool).rate(now, self._turnover(ticket.pool))
+        rate = self._speed(ticket.pool).rate(now, self.room.turnover(ticket.pool))
         return (self.line.ahead(ticket) * caution + 1) / rate if rate > 0 else 0.0
 
     def arrive(self, ticket: Ticket, now: float) -> None:
@@ -152,7 +122,7 @@ class Gate:
             GatewayError: 429, or what `overflow_status` says.
         """
         if ticket.tenant:
-            self._shares.seen(ticket.tenant, ticket.weight, now)
+            self.room.shares.seen(ticket.tenant, ticket.weight, now)
         if not self.line.tickets or (ticket.session, ticket.name) in self.reservations:
             return
         if not self.line.accepts(ticket):
@@ -174,39 +144,31 @@ class Gate:
             GatewayError: it is refused.
         """
         self._now = now
-        reserved = self.reservations
+        room = self.room
+        reserved = room.reservations
         if reserved.held:
             reserved.expire(now)
-        if len(self._pools) > 1:
-            ids = {worker.id for worker in self._members(ticket.pool)}
-            candidates = [candidate for candidate in candidates if candidate.worker.id in ids]
+        candidates = room.among(candidates, ticket.pool)
         claimed = bool(reserved.held) and reserved.claim(ticket.session, ticket.name)
-        roomy = self._roomy(candidates, now)
+        roomy = room.roomy(candidates, now)
         if roomy is None:
             return candidates  # nobody takes requests: the policy says what that means
         if claimed or ticket.state is State.GRANTED:
             if roomy:
                 return self._in_time(ticket, request, roomy, now)
-        elif not self.line.tickets and roomy and self._fits(ticket.stage, ticket.tenant, ticket.pool, now):
+        elif not self.line.tickets and roomy and room.fits(ticket.stage, ticket.tenant, ticket.pool, now, queued=False):
             return self._in_time(ticket, request, roomy, now)
         self._ungrant(ticket)
-        return (
-            self._in_time(ticket, request, self._roomy(candidates, now) or candidates, now)
-            if self._waits(ticket, now)
-            else None
-        )
+        if not self._waits(ticket, now):
+            return None
+        return self._in_time(ticket, request, room.roomy(candidates, now) or candidates, now)
 
     def started(self, ticket: Ticket, request: "RouteRequest", chosen: "Candidate", now: float) -> None:
         """`ticket` was decided, with nothing awaited since `select`, and before its worker's load counts it."""
         self._ungrant(ticket)
         ticket.state = State.RUNNING
         ticket.sent = now
-        name = ticket.name
-        self._running[name] = self._running.get(name, 0) + 1
-        if not ticket.pool:
-            self._common += 1
-        if ticket.tenant:
-            self._shares.started(ticket.tenant)
+        self.room.started(ticket)
         if ticket.stage is None and ticket.deadline == inf:
             return
         ttft = predicted_ttft(request, chosen)
@@ -219,7 +181,7 @@ class Gate:
         if ticket.stage is not None and ticket.stage.after is not None:
             self.reservations.went(ticket.stage, ticket.session, chosen.worker.id)
         if follower is not None:
-            self.reserve(follower, ticket.session, now)
+            self.room.reserve(follower, ticket.session, now)
 
     def close(
         self, ticket: Ticket, now: float, first_byte: float = 0.0, *, completed: bool = False, output_tokens: int = 0
@@ -236,11 +198,7 @@ class Gate:
         if ticket.state is State.ENDED:
             return
         if ticket.state is State.RUNNING:
-            self._running[ticket.name] -= 1
-            if not ticket.pool:
-                self._common -= 1
-            if ticket.tenant:
-                self._shares.ended(ticket.tenant)
+            self.room.ended(ticket)
             if output_tokens and self.line.tickets:
                 self.line.charge(ticket.tenant, ticket.weight, output_tokens)
             if ticket.sent and completed and (ticket.stage is not None or ticket.deadline < inf):
@@ -258,7 +216,7 @@ class Gate:
     def advance(self, now: float) -> None:
         """Tell those whose turn it is, and those that can be in time no more."""
         self._now = now
-        if self.reservations:
+        if self.reservations.held:
             self.reservations.expire(now)
         line = self.line
         for ticket in line.expired(now):
@@ -269,101 +227,14 @@ class Gate:
 
     def late(self, now: float) -> int:
         """How many that wait are predicted to miss their deadline; where a line is long, they are refused soon."""
-        rate = self._speed("").rate(now, self._turnover(""))
+        rate = self._speed("").rate(now, self.room.turnover(""))
         return sum(1 for place, ticket in enumerate(self.line, 1) if rate > 0 and ticket.latest < now + place / rate)
 
     def wake(self, now: float) -> float | None:
         """When `advance` has to be called, if nothing else happens before; None: not at all."""
         if not self.line:
             return None
-        soon = min(now + _SLOWEST_LOOK, self.line.next_expiry())
-        if self._ahead < inf:
-            for worker in self._workers:
-                if worker.backlog and worker.routable:
-                    soon = min(soon, opens_at(worker, now, self._ahead))
-        return max(soon, now + _SOONEST_LOOK)
-
-    def reserve(self, stage: Stage, session: str, now: float) -> "Worker | None":
-        """Choose the worker of a conversation's next request, of `stage`, and keep a slot there for `stage.hold` seconds."""
-        free = [
-            worker for worker in self._members(self.pool_of(stage)) if worker.routable and 0 < self._free(worker) < inf
-        ]
-        return self.reservations.reserve(stage, session, free, self._free, now)
-
-    # Room.
-
-    def _members(self, pool: str) -> "Sequence[Worker]":
-        """A pool's workers; those of the others where a reload has taken the pool away."""
-        return self._pools.get(pool) or self._pools[""]
-
-    def _free(self, worker: "Worker") -> float:
-        return capacity(worker, self._limits) - worker.in_flight - self.reservations.held.get(worker.id, 0)
-
-    def _roomy(self, candidates: "Sequence[Candidate]", now: float) -> "Sequence[Candidate] | None":
-        """Those with room: `candidates` itself when all have, None when none takes requests at all."""
-        limits, held, ahead = self._limits, self.reservations.held, self._ahead
-        roomy: list[Candidate] = []
-        routable = False
-        for candidate in candidates:
-            worker = cast("Worker", candidate.worker)
-            if not worker.routable:
-                continue
-            routable = True
-            if worker.in_flight:
-                can = worker.capabilities
-                most: float | None = can.slots
-                if limits or held:
-                    most = capacity(worker, limits) - held.get(worker.id, 0)
-                if most is not None and worker.in_flight >= most:
-                    continue
-                if worker.backlog and can.prefill == "exclusive" and not paced(worker, now, ahead):
-                    continue
-            elif held and self._free(worker) <= 0:
-                continue
-            roomy.append(candidate)
-        if not routable:
-            return None
-        return candidates if len(roomy) == len(candidates) else roomy
-
-    def _fits(self, stage: Stage | None, tenant: str, pool: str, now: float) -> bool:
-        """Whether one more of `stage` and `tenant` may go, those counted in whose turn has come already."""
-        if pool == "" and (self._shared or (tenant and self._headroom)):
-            slots = self._count_slots(now)
-            if slots < inf:
-                free = slots - sum(
-                    count for name, count in self._running.items() if not name or name not in self._pools
-                )
-                if tenant and free <= self._headroom * slots and self._shares.has_its_share(tenant, slots):
-                    return False
-                if self._shared and not self._has_share(stage, slots, free):
-                    return False
-        granted = self._granted.get(pool, 0)
-        if not granted and not self.line.tickets:
-            return True  # somebody has room: `select` has looked
-        workers = self._members(pool)
-        if not any(worker.routable for worker in workers):
-            return True
-        free = 0.0
-        for worker in workers:
-            free += places(worker, now, self._ahead, self._limits, self.reservations.held.get(worker.id, 0))
-            if free > granted:
-                return True
-        return False
-
-    def _count_slots(self, now: float) -> float:
-        if not self._counted or now - self._counted > _COUNT_EVERY:
-            self._slots = total(self._members(""), self._limits)
-            self._counted = now
-        return self._slots
-
-    def _has_share(self, stage: Stage | None, slots: float, free: float) -> bool:
-        """Whether `stage` may have one of the slots that are free."""
-        stages = [each for each in self._stages.by_name.values() if not self.pool_of(each)]
-        used = self._running.get(stage.name, 0) if stage is not None else 0
-        if stage is not None and stage.max_share < 1 and used >= share_of(slots, stage.max_share):
-            return False
-        own = share_of(slots, stage.reserve) if stage is not None else 0.0
-        return used < own or free >= 1 + kept_for_others(stage, stages, self._running, slots)
+        return max(now + _SOONEST_LOOK, min(now + _SLOWEST_LOOK, self.line.next_expiry(), self.room.opens_at(now)))
 
     # The line.
 
@@ -394,13 +265,14 @@ class Gate:
         def fits(group: object) -> bool:
             name, tenant = cast("tuple[str, str]", group)
             stage = by_name.get(name)
-            return self._fits(stage, tenant, self.pool_of(stage), now)
+            return self.room.fits(stage, tenant, self.room.pool_of(stage), now)
 
         while line:
             ticket = line.pop(now, fits)
             if ticket is None:
                 return
-            self._granted[ticket.pool] = self._granted.get(ticket.pool, 0) + 1
+            granted = self.room.granted
+            granted[ticket.pool] = granted.get(ticket.pool, 0) + 1
             self._speed(ticket.pool).turn(now)
             if ticket is not self._current:
                 self._tell(ticket, None)
@@ -414,7 +286,7 @@ class Gate:
     def _ungrant(self, ticket: Ticket) -> None:
         if ticket.state is State.GRANTED:
             ticket.state = State.NEW
-            self._granted[ticket.pool] -= 1
+            self.room.granted[ticket.pool] -= 1
 
     # Predictions.
 
@@ -430,7 +302,7 @@ class Gate:
 
     def _check_line(self, ticket: Ticket, now: float) -> None:
         """Refuse what the line makes late. One whose stage has nothing running is let through: there is nobody to learn from."""
-        if ticket.deadline < inf and self._running.get(ticket.name):
+        if ticket.deadline < inf and self.room.running.get(ticket.name):
             wait = self.wait(ticket, now)
             over = self._estimate(ticket).needs(None, _kind(ticket)) - (ticket.deadline - now)
             if self.wait(ticket, now, _CAUTION) + over > 0:
@@ -451,7 +323,7 @@ class Gate:
             return roomy
         kept = [candidate for candidate, seconds in zip(roomy, needs, strict=True) if seconds <= slack]
         # Nobody else is there to learn from: one is tried whatever is predicted, or a bad guess would stay for good.
-        if kept or not self._running.get(ticket.name):
+        if kept or not self.room.running.get(ticket.name):
             return kept or roomy
         raise self._refuse("deadline_missed" if ticket.sequence else "deadline_unreachable", min(needs) - slack)
 
@@ -466,14 +338,6 @@ class Gate:
         if speed is None:
             speed = self._speeds[pool] = Speed()
         return speed
-
-    def _turnover(self, pool: str) -> float:
-        """Requests per second that a pool's slots let go when all are taken, as far as is learned; 0: nothing is."""
-        return sum(
-            slots / worker.hold
-            for worker in self._members(pool)
-            if worker.routable and worker.hold > 0 and (slots := capacity(worker, self._limits)) < inf
-        )
 
     def _full(self, ticket: Ticket, now: float) -> "GatewayError":
         self._count("queue_full")

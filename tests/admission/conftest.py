@@ -52,7 +52,9 @@ class Fleet:
         found = self.stages.by_name.get(stage or "")
         fields.setdefault("deadline", now + found.deadline if found else float("inf"))
         fields.setdefault("priority", found.priority if found else 0)
-        ticket = Ticket(now, stage=found, group=(stage or "", fields.get("tenant", "")), pool=self.gate.pool_of(found), **fields)
+        ticket = Ticket(
+            now, stage=found, group=(stage or "", fields.get("tenant", "")), pool=self.gate.pool_of(found), **fields
+        )
         ticket.turn = lambda error: self.told.append((ticket, error))
         return ticket
 

@@ -314,5 +314,5 @@ def test_slots_are_never_exceeded_never_idle_and_nobody_is_lost(fleet, data):
         assert round_ < 100
         one.ends(running[0], now)
     assert all(ticket.state is State.ENDED for ticket in known)
-    assert not any(one.gate._granted.values())
-    assert not any(one.gate._running.values())
+    assert not any(one.gate.room.granted.values())
+    assert not any(one.gate.room.running.values())

@@ -266,5 +266,5 @@ async def test_many_clients_of_all_kinds_leave_nothing_behind(start, http):
     await bench.settles()
     assert waiting(bench) == 0
     gate = bench.gateway.proxy.admissions.gates["m"]
-    assert not any(gate._granted.values())
-    assert not any(gate._running.values())
+    assert not any(gate.room.granted.values())
+    assert not any(gate.room.running.values())
