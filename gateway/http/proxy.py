@@ -188,9 +188,14 @@ class Proxy:
         if journey.tenant is not None:
             charge(journey, journey.tenant, fleet, request.prompt_tokens)
         roomy = candidates
-        if journey.ticket is not None:
-            candidates, roomy = await self._turn(journey, fleet, request, candidates)
-            lookup = journey.lookup
+        if journey.gate is not None and (ticket := journey.ticket) is not None:
+            ticket.tokens = request.prompt_tokens or ticket.tokens
+            selected = journey.gate.select(ticket, request, candidates, monotonic())
+            if selected is not None:
+                roomy = selected
+            else:
+                candidates, roomy = await self._turn(journey, fleet, request)
+                lookup = journey.lookup
         error: GatewayError | None = None
         while True:
             decision = self._decide(journey, fleet, request, roomy)
@@ -229,19 +234,19 @@ class Proxy:
             roomy = candidates = [each for each in candidates if each.worker.id not in request.tried]
 
     async def _turn(
-        self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
+        self, journey: Journey, fleet: "Fleet", request: RouteRequest
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
-        """Wait until it is the request's turn: all candidates, looked up anew if it had to wait, and those to decide among."""
+        """Wait until it is the request's turn: all candidates, looked up anew, and those to decide among."""
         gate, ticket, admissions = journey.gate, journey.ticket, self.admissions
         assert gate is not None
         assert ticket is not None
-        ticket.tokens = request.prompt_tokens or ticket.tokens
-        while (roomy := gate.select(ticket, request, candidates, monotonic())) is None:
+        while True:
+            candidates: Sequence[Candidate] = fleet.candidates
             if admissions is None:  # a reload has just taken it away
+                gate.close(ticket, monotonic())
                 return candidates, candidates
             await admissions.turn(gate, ticket)
             journey.ready = monotonic()
-            candidates = fleet.candidates
             # The map has moved; the prompt has not.
             if (matcher := self.matchers.get(fleet.name)) is not None and journey.lookup is not None:
                 looked_up = journey.looked_up
@@ -249,7 +254,9 @@ class Proxy:
                 journey.looked_up = looked_up
                 request.prompt_tokens = lookup.prompt.token_count
                 candidates = lookup.candidates(candidates)
-        return candidates, roomy
+            roomy = gate.select(ticket, request, candidates, monotonic())
+            if roomy is not None:
+                return candidates, roomy
 
     def _decide(
         self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
