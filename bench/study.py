@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import orjson
 
-from bench.study_rows import CLAIMS, POLICIES, ROWS, SECTIONS, SOURCES, Row, Run, Tables
+from bench.study_rows import CLAIMS, COMPARISONS, POLICIES, ROWS, SECTIONS, SOURCES, Row, Run, Tables
 from gateway.config.load import load as load_config
 from policies.registry import Registry
 from simulator.fleet import ReplayResult, side_by_side
@@ -40,7 +40,7 @@ def main() -> None:
     os.nice(arguments.nice)
     if arguments.config is not None:
         SECTIONS.update(load_config(arguments.config).policies)
-    rows = [row for row in ROWS if _wanted(row, arguments)]
+    rows = [row for row in (*ROWS, *COMPARISONS) if _wanted(row, arguments)]
     started = time.monotonic()
     cells = Cells(arguments.scratch, arguments.traces, arguments.jobs)
     tables: Tables = {}
@@ -264,7 +264,7 @@ def _checks(rows: Sequence[Row], tables: Tables) -> list[str]:
                 continue
             try:
                 met, found = claim.check(row, {run.name: tables[row.name, run.name] for run in row.runs})
-            except KeyError:  # a policy that was not run
+            except (KeyError, ValueError):  # a policy that was not run, or nothing to compare with
                 continue
             lines.append(f"| {'met' if met else '**missed**'} | {claim.text.format(row=row.title)} | {found} |")
     return lines
