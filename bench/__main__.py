@@ -7,8 +7,8 @@ import sys
 import bench
 
 FIRST = ("overhead", "streams")
-HELPERS = ("clients", "processes", "schedule", "worker")
-LONG = ("prime_day", "soak", "kill_one", "truth", "hits")
+HELPERS = ("clients", "processes", "schedule", "study_rows", "worker")
+LONG = ("prime_day", "soak", "study", "agreement", "kill_one", "truth", "hits")
 
 
 def main() -> None:
