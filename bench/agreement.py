@@ -5,7 +5,8 @@ events. The gateway writes its request log; the log is then replayed in virtual 
 the hit rates are compared: what the answers' usage called cached, and what the replay says. Exit status 1 if they differ by more than
 three points.
 
-Without ``--worker`` the workers are simulated ones in this process, `--speed` times as fast as real ones. With ``--worker URL``, once per
+Without ``--worker`` the workers are simulated ones in this process, `--speed` times as fast as real ones. The faster they are, the more the
+milliseconds of gateway and network weigh, of which the replay knows nothing: where caches thrash, 20 times is too fast. With ``--worker URL``, once per
 worker, they are real: say with ``--profile``, ``--block-tokens`` and ``--kv-tokens`` what the replay should take them for, and with
 ``--tokenizer`` and ``--model`` what they serve. Their caches should be empty. The trace has one JSON object a line with ``session_id`` and
 ``input``, such as github.com/LMCache/lmcache-agent-trace.
@@ -182,7 +183,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--pause", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
     made.add_argument("--policy", default="ttft")
     made.add_argument("--workers", type=int, default=4, help="simulated ones (default: 4)")
-    made.add_argument("--speed", type=float, default=20.0, help="of the simulated ones (default: 20)")
+    made.add_argument("--speed", type=float, default=4.0, help="of the simulated ones (default: 4)")
     made.add_argument("--worker", action="append", default=[], metavar="URL", help="a real one; repeatable")
     made.add_argument("--model", default="sim")
     made.add_argument("--tokenizer", type=Path, default=DATA, help="folder of the model's")

@@ -51,18 +51,17 @@ def main() -> None:
             if len(row.runs) == 1:
                 print(_line(row.title, names, tables[row.name, run.name]), flush=True)
     document = _document(rows, tables, cells, time.monotonic() - started)
-    if arguments.policies is None and not arguments.only:
-        arguments.out.write_text(document, encoding="utf-8")
-    else:
+    out = arguments.out or (None if arguments.only or arguments.policies else ROOT / "docs/study.md")
+    if out is None:
         print(document)
+    else:
+        out.write_text(document, encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--traces", type=Path, help="folder with the public traces, however deep they lie in it")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs/study.md", help="the document (default: docs/study.md)"
-    )
+    parser.add_argument("--out", type=Path, help="the document (default: docs/study.md; with --only none)")
     parser.add_argument("--only", action="append", default=[], help="rows whose names begin like this; repeatable")
     parser.add_argument("--policies", type=lambda text: text.split(","), help="these instead of each row's own")
     parser.add_argument("--config", type=Path, help="a configuration whose policies can be named, too")
