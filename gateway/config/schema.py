@@ -490,6 +490,8 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
     count: Count = 2000
     """So many requests at most; 0: none."""
+    per_second: Count = 200
+    """Of more requests a second than this (once `count` came at once) a sample is kept, and all errors and slow ones; 0: of all."""
     bytes: Bytes = 16 * 1024 * 1024
     """So much memory at most."""
     slow: Seconds = 2.0

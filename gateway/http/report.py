@@ -79,7 +79,15 @@ class Reports:
             trace.trace_id if trace is not None and sampled else None,
         )
         if self.recording or sampled:
-            self._recorded(journey, sampled=sampled)
+            self._decisions.running_now.discard(journey)
+            if (
+                sampled
+                or self._writer is not None
+                or self._decisions.wants(first_byte or 0.0, journey.error_type, journey.end)
+            ):
+                self._recorded(journey, sampled=sampled)
+            elif journey.pace is not None and (gaps := journey.pace.gaps()) is not None:
+                self.metrics.paused(model, gaps.max)
         if self._log_successes or journey.outcome is Outcome.FAILED:
             self._lines.ended(
                 request_id=journey.request_id.decode(),
@@ -97,7 +105,6 @@ class Reports:
             )
 
     def _recorded(self, journey: "Journey", *, sampled: bool) -> None:
-        self._decisions.running_now.discard(journey)
         journey.captured = self._capturing.of(journey.body)
         record = journey.record()
         if record.gaps is not None and journey.fleet is not None:

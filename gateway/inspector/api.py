@@ -135,7 +135,7 @@ class Api:
                 path="/api/requests",
                 handler=self._requests,
                 summary="Finished requests, latest first",
-                answers="a line for each",
+                answers="a line for each; `passed`: ordinary ones of which no record was kept",
                 query=filters,
                 errors={400: "a parameter makes no sense"},
             ),
@@ -268,7 +268,11 @@ class Api:
         )
         running = decisions.running()[:limit] if query.get("running") == "true" else []
         return answer(
-            {"running": [each.summary() for each in running], "requests": [each.summary() for each in records]}
+            {
+                "running": [each.summary() for each in running],
+                "requests": [each.summary() for each in records],
+                "passed": decisions.passed,
+            }
         )
 
     async def _request(self, request: web.Request) -> web.Response:

@@ -32,12 +32,27 @@ class DecisionLog:
 
     Attributes:
         running_now: the requests under way; whoever runs them adds and discards.
+        passed: ordinary requests of which no record was kept, see `wants`.
     """
 
-    __slots__ = ("_kept", "_recent", "_slow", "_subscribers", "running_now")
+    __slots__ = (
+        "_burst",
+        "_kept",
+        "_rate",
+        "_recent",
+        "_room",
+        "_room_at",
+        "_slow",
+        "_subscribers",
+        "passed",
+        "running_now",
+    )
 
     def __init__(self, section: "Decisions") -> None:
         self.running_now: set[Running] = set()
+        self.passed = 0
+        self._room = 0.0
+        self._room_at = 0.0
         self._subscribers: set[Subscription] = set()
         self._recent = _Ring()
         self._kept = _Ring()
@@ -46,9 +61,32 @@ class DecisionLog:
     def configure(self, section: "Decisions") -> None:
         """Take over other bounds; what is there stays as far as they allow."""
         self._slow = section.slow
+        self._rate = float(section.per_second)
+        self._burst = self._room = float(section.count)
         self._recent.bound(section.count, section.bytes)
         # Errors and slow ones are rare, so that a quarter of the room holds them for much longer.
         self._kept.bound(section.count // 4, section.bytes // 4)
+
+    def wants(self, first_byte: float, error_type: str | None, now: float) -> bool:
+        """Whether a request that has ended is worth a record: an error, a slow one, or one of no more than `per_second`.
+
+        Ten thousand records a second would push each other out within the blink of an eye, and the memory that they take through
+        the processor's caches; those that are passed over cost next to nothing.
+
+        Args:
+            first_byte: seconds until the answer began, 0 if it never did.
+            error_type: what went wrong, if anything.
+            now: monotonic seconds.
+        """
+        if error_type is not None or first_byte >= self._slow or not self._rate:
+            return True
+        self._room = room = min(self._burst, self._room + (now - self._room_at) * self._rate)
+        self._room_at = now
+        if room < 1:
+            self.passed += 1
+            return False
+        self._room = room - 1
+        return True
 
     def add(self, record: RequestRecord) -> None:
         """Keep a request that has ended."""

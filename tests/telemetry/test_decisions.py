@@ -249,3 +249,23 @@ async def test_a_subscriber_that_does_not_read_loses_the_oldest_and_is_told(log,
             log.add(finished(None, request_id=b"%d" % number))
         assert records.dropped == 5
         assert (await anext(records)).id == "5"
+
+
+def test_of_more_requests_than_can_be_looked_at_a_sample_is_kept():
+    log = DecisionLog(Decisions(count=10, per_second=4))
+    assert sum(log.wants(0.1, None, 100.0) for _ in range(50)) == 10
+    assert sum(log.wants(0.1, None, 100.0 + number / 100) for number in range(1, 501)) == 20
+    assert log.passed == 520
+
+
+def test_errors_and_slow_requests_are_always_kept():
+    log = DecisionLog(Decisions(count=1, per_second=1, slow=2.0))
+    assert log.wants(0.1, None, 100.0)
+    assert not log.wants(0.1, None, 100.0)
+    assert log.wants(0.1, "upstream_reset", 100.0)
+    assert log.wants(2.5, None, 100.0)
+
+
+def test_without_a_rate_every_request_is_kept():
+    log = DecisionLog(Decisions(count=1, per_second=0))
+    assert all(log.wants(0.0, None, 5.0) for _ in range(1000))
