@@ -275,7 +275,7 @@ class Worker:
             self.prefill_since = now
             self.head = seconds
             slots = capabilities.slots
-            if slots is None or self.in_flight < slots:
+            if (slots is None or self.in_flight < slots) and self._has_room(tokens):
                 lease.began = now
         elif not streamed:
             self.head += seconds
@@ -294,6 +294,14 @@ class Worker:
             self.probe = lease
             self.routable = False
         return lease
+
+    def _has_room(self, tokens: int) -> bool:
+        """Whether the prompts that are there, and `tokens` more, fit its KV cache side by side: otherwise a prefill may wait for blocks.
+
+        What it waits then is not to be learned as slowness. Prefixes that they share count more than once: rather no lesson than a wrong one.
+        """
+        capacity = self._capabilities.kv_capacity_tokens
+        return capacity is None or self.in_flight_tokens + tokens <= capacity
 
     def _settle(self, now: float) -> None:
         """Take from the front of the queue what must be over by now, though its answer will not tell before it ends."""
@@ -328,7 +336,7 @@ class Worker:
             lease.began = 0.0  # the others' tokens may have been in its steps
         elif now and not lease.silent:
             slots = self._capabilities.slots
-            if slots is None or self.in_flight <= slots:
+            if (slots is None or self.in_flight <= slots) and self._has_room(0):
                 next(iter(queue)).began = now
 
     def _front(self, since: float) -> None:

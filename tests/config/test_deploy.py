@@ -27,7 +27,10 @@ def manifests():
 
 @pytest.fixture
 def config(manifests):
-    return loads(manifests["ConfigMap"]["data"]["config.yaml"], environ={"WORKER_API_KEY": "k", "ADMIN_TOKEN": "of sixteen characters"})
+    return loads(
+        manifests["ConfigMap"]["data"]["config.yaml"],
+        environ={"WORKER_API_KEY": "k", "ADMIN_TOKEN": "of sixteen characters"},
+    )
 
 
 def test_the_config_map_loads_and_its_admin_listener_is_reached_by_probes(config, manifests):
