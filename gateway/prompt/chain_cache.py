@@ -75,7 +75,8 @@ class ChainCache:
         segments = prompt.segments
         if prompt.token_count >= SHORT:
             return {size: self._chain(segments, prompt.token_count, root, size) for size in block_sizes}
-        if not segments or len(segments[0].ids) < WORTH:
+        # A prompt in one piece (that a worker was asked for, say) has no first segment that would come again.
+        if len(segments) < 2 or len(segments[0].ids) < WORTH:
             return self.hasher.chains(root, packed(segments), block_sizes)
         rest = packed(segments[1:])
         return {size: self._short(segments[0], rest, prompt.token_count, root, size) for size in block_sizes}
