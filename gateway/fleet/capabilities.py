@@ -285,7 +285,9 @@ def _resolved(
         **{blocks: max(name == "kv_capacity_tokens", values[name] // size) for name, blocks in _POOLS.items()},
     )
     if profile.admission == "reserve" and origins["slots"] != "assumed" and profile.effective_slots < profile.slots:
-        origins["slots"] = _weaker(origins["kv_capacity_tokens"], origins["max_model_len"])
+        weaker = _weaker(origins["kv_capacity_tokens"], origins["max_model_len"])
+        # What bounds them may only be assumed, but that there are no more than was said is known.
+        origins["slots"] = origins["slots"] if weaker == "assumed" else weaker
 
     def known(name: str, value: int) -> int | None:
         return value if origins[name] != "assumed" else None

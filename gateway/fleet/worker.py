@@ -276,7 +276,8 @@ class Worker:
             self.head = seconds
             slots = capabilities.slots
             if (slots is None or self.in_flight < slots) and self._has_room(tokens):
-                lease.began = now
+                # Where prompts share their steps with decodes, only an idle worker shows how fast it is.
+                lease.began = now if not self.in_flight or capabilities.prefill == "exclusive" else 0.0
         elif not streamed:
             self.head += seconds
         queue[lease] = None

@@ -23,6 +23,9 @@ more, which holds slots longer: in full, this wait scatters conversations. On `t
 TTFT 0.87 s in full, 0.82 at a half, 0.76 at 0.3, 0.77 at 0.2, 0.86 at 0.1.
 """
 
+SLOT_PROMPTS: Final = 2.0
+"""Times its own whole prefill that the wait for a slot counts at most: where all workers are full, caches decide again."""
+
 ALIKE: Final = 0.85
 """Workers whose predictions for a prompt lie within this ratio of the median (or its inverse) count as equally fast.
 
@@ -41,7 +44,7 @@ class Ttft:
         wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began,
                      unless its requests may not all fit the KV cache: then the first may not have begun, for want of blocks
         slot_i       where all slots are taken: (in_flight_i - slots_i + 1) · hold_i / slots_i, as far as that exceeds wait_i;
-                     of that `SLOT_SHARE`
+                     of that `SLOT_SHARE`, at most `SLOT_PROMPTS` whole prefills
         load_i       time to bring what it holds in l1 and l2 into the device, if computing it would take longer; else it is computed
         prefill_i    overhead_i + padded tokens_i / rate_i
         congestion   congestion_price · share of the candidates that have a prefill to do
@@ -140,7 +143,7 @@ class Ttft:
                 slots = capabilities.slots
                 hold_back = occupancy * whole * in_flight / (slots or assumed)
                 if slots is not None and in_flight >= slots:
-                    slot = SLOT_SHARE * max(0.0, slot_seconds(worker, slots, whole) - wait)
+                    slot = min(SLOT_SHARE * max(0.0, slot_seconds(worker, slots, whole) - wait), SLOT_PROMPTS * whole)
             if worker.weight != 1:
                 weighted.append(len(costs))
             costs.append(wait + slot + load + hold_back)
