@@ -3,7 +3,8 @@
 from random import Random
 
 from simulator.workloads.arrivals import poisson
-from simulator.workloads.numbers import bounded, length, pause
+from simulator.workloads.generators.talk import talk
+from simulator.workloads.numbers import bounded, length
 from simulator.workloads.runs import Ids
 from simulator.workloads.text import Text
 from simulator.workloads.workload import Workload, WorkRequest
@@ -58,25 +59,16 @@ def chat(
     systems = [Text(ids, block_tokens).grown(system_tokens) for _ in range(system_prompts)]
     requests: list[WorkRequest] = []
     for user, start in enumerate(poisson(random, rate, users)):
-        text = random.choice(systems)
-        after: str | None = None
-        for turn in range(length(random, turns, variation)):
-            prompt = text.grown(length(random, message_tokens, variation))
-            output = length(random, output_tokens, variation)
-            text = prompt.grown(output)
-            identity = f"u{user}-{turn}"
-            requests.append(
-                WorkRequest(
-                    id=identity,
-                    time=start,
-                    session=f"u{user}",
-                    prompt_tokens=prompt.tokens,
-                    output_tokens=output,
-                    blocks=prompt.blocks,
-                    after=after,
-                    delay=pause(random, think) if after else 0.0,
-                    output_blocks=text.blocks_after(prompt),
-                )
-            )
-            after = identity
+        system = random.choice(systems)
+        requests += talk(
+            random,
+            f"u{user}",
+            start,
+            system,
+            length(random, turns, variation),
+            message_tokens=message_tokens,
+            output_tokens=output_tokens,
+            variation=variation,
+            think=think,
+        )
     return Workload("chat", block_tokens, requests, seed, ["Closed loop: a turn waits for the answer before it."])

@@ -7,7 +7,8 @@ again before a worker's memory has turned over.
 from random import Random
 
 from simulator.workloads.arrivals import poisson
-from simulator.workloads.numbers import bounded, length, pause, zipf
+from simulator.workloads.generators.talk import talk
+from simulator.workloads.numbers import bounded, zipf
 from simulator.workloads.runs import Ids
 from simulator.workloads.text import Text
 from simulator.workloads.workload import Workload, WorkRequest
@@ -68,27 +69,18 @@ def documents(
     weights = zipf(documents, skew)
     requests: list[WorkRequest] = []
     for reader, start in enumerate(poisson(random, rate, readers)):
-        text = random.choices(shelf, cum_weights=weights)[0]
-        after: str | None = None
-        for question in range(questions):
-            prompt = text.grown(length(random, question_tokens, variation))
-            output = length(random, output_tokens, variation)
-            text = prompt.grown(output)
-            identity = f"d{reader}-{question}"
-            requests.append(
-                WorkRequest(
-                    id=identity,
-                    time=start,
-                    session=f"d{reader}",
-                    prompt_tokens=prompt.tokens,
-                    output_tokens=output,
-                    blocks=prompt.blocks,
-                    after=after,
-                    delay=pause(random, think) if after else 0.0,
-                    output_blocks=text.blocks_after(prompt),
-                )
-            )
-            after = identity
+        document = random.choices(shelf, cum_weights=weights)[0]
+        requests += talk(
+            random,
+            f"d{reader}",
+            start,
+            document,
+            questions,
+            message_tokens=question_tokens,
+            output_tokens=output_tokens,
+            variation=variation,
+            think=think,
+        )
     return Workload(
         "documents", block_tokens, requests, seed, ["Closed loop: a question waits for the answer before it."]
     )
