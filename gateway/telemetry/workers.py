@@ -11,58 +11,18 @@ from prometheus_client.core import Metric, SummaryMetricFamily
 
 from gateway.fleet.worker import WorkerState
 from gateway.telemetry.families import counter, gauge
+from policies.base import WorkerView
 
 if TYPE_CHECKING:
     from gateway.telemetry.metrics import Metrics
-    from policies.base import CapabilitiesView
 
 
-class WorkerReading(Protocol):
-    """What is shown of a worker. `gateway.fleet.worker.Worker` is one."""
-
-    @property
-    def id(self) -> str:
-        """Unique among all workers."""
+class WorkerReading(WorkerView, Protocol):
+    """What is shown of a worker: what a policy may see, and its state. `gateway.fleet.worker.Worker` is one."""
 
     @property
     def state(self) -> WorkerState:
         """Where it is in its life."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests sent there that have not ended."""
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Prompt tokens of those requests, where known."""
-
-    @property
-    def pending(self) -> int:
-        """Those of them whose answer has not begun."""
-
-    @property
-    def pending_tokens(self) -> int:
-        """Prompt tokens that it has to compute for the pending ones, as far as known."""
-
-    @property
-    def weight(self) -> float:
-        """Share of a full load it should take."""
-
-    @property
-    def rate(self) -> float:
-        """Prompt tokens that it computes in a second, as learned."""
-
-    @property
-    def overhead(self) -> float:
-        """Seconds that each prefill takes besides, as learned."""
-
-    @property
-    def hold(self) -> float:
-        """Mean seconds that a request holds a slot; 0 when not known."""
-
-    @property
-    def capabilities(self) -> "CapabilitiesView":
-        """What it can do."""
 
 
 class QueueReading(NamedTuple):
