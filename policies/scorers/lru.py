@@ -1,13 +1,11 @@
 """New prompts to the worker that got one least recently."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from policies.base import Candidate, Decision, RouteRequest
 from policies.scorers.running_requests import shares
-
-REMEMBERED: Final = 1024
-"""Workers remembered beside twice the candidates of the last decision; those without a new prompt for longest are forgotten first."""
+from policies.turns import Turns
 
 
 class Lru:
@@ -17,12 +15,11 @@ class Lru:
     worker whose cache has changed least. After llm-d's `no-hit-lru-scorer`.
     """
 
-    __slots__ = ("_last", "_tick")
+    __slots__ = ("_last",)
     needs_match: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self._tick = 0
-        self._last: dict[str, int] = {}  # worker id -> tick, least recent first
+        self._last = Turns()
 
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
         """The share for each."""
@@ -34,15 +31,8 @@ class Lru:
 
     def observe(self, request: RouteRequest, decision: Decision) -> None:  # noqa: ARG002
         """Remember who got a new prompt."""
-        if _held(decision.candidates):
-            return
-        last = self._last
-        self._tick += 1
-        worker_id = decision.chosen.worker.id
-        last.pop(worker_id, None)
-        last[worker_id] = self._tick
-        while len(last) > 2 * len(decision.candidates) + REMEMBERED:
-            del last[next(iter(last))]
+        if not _held(decision.candidates):
+            self._last.serve(decision)
 
 
 def _held(candidates: Sequence[Candidate]) -> bool:

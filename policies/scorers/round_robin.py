@@ -1,12 +1,9 @@
 """Whoever waited longest for a request is next."""
 
 from collections.abc import Sequence
-from typing import Final
 
 from policies.base import Candidate, Decision, RouteRequest
-
-REMEMBERED: Final = 1024
-"""Workers remembered beside twice the candidates of the last decision; the least recently served are forgotten first."""
+from policies.turns import Turns
 
 
 class RoundRobin:
@@ -20,11 +17,10 @@ class RoundRobin:
     (1/w - 1) decisions further back: as many as the others need for the rounds that it sits out.
     """
 
-    __slots__ = ("_served", "_tick")
+    __slots__ = ("_served",)
 
     def __init__(self) -> None:
-        self._tick = 0
-        self._served: dict[str, int] = {}  # worker id -> tick, least recently served first
+        self._served = Turns()
 
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:  # noqa: ARG002
         """The share for each."""
@@ -42,10 +38,4 @@ class RoundRobin:
 
     def observe(self, request: RouteRequest, decision: Decision) -> None:  # noqa: ARG002
         """Send the chosen worker to the end of the line."""
-        served = self._served
-        self._tick += 1
-        worker_id = decision.chosen.worker.id
-        served.pop(worker_id, None)
-        served[worker_id] = self._tick
-        while len(served) > 2 * len(decision.candidates) + REMEMBERED:
-            del served[next(iter(served))]
+        self._served.serve(decision)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.base import RouteRequest
-from policies.scorers.round_robin import REMEMBERED
+from policies.turns import REMEMBERED
 
 REQUEST = RouteRequest(model="m")
 
