@@ -19,7 +19,6 @@ import gzip
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ import orjson
 import uvloop
 
 from backends.profiles import Profile, profile_named
+from bench.hits import Hits
 from gateway.app import Gateway
 from gateway.config.load import loads
 from simulator.fleet import FleetOptions, WorkerOptions, side_by_side
@@ -38,16 +38,6 @@ from simulator.workloads import load
 
 POINTS: Final = 0.03
 FIXTURE: Final = Path(__file__).resolve().parents[1] / "tests/e2e/fixtures/miniswe.jsonl.gz"
-
-
-@dataclass(slots=True)
-class Heard:
-    """What the answers said."""
-
-    requests: int = 0
-    failed: int = 0
-    prompt: int = 0
-    cached: int = 0
 
 
 def sessions(path: Path, limit: int, characters: int) -> list[list[str]]:
@@ -89,9 +79,9 @@ async def workers(arguments: argparse.Namespace, profile: Profile) -> AsyncItera
         yield urls
 
 
-async def ask(url: str, model: str, talks: list[list[str]], at_once: int, output: int, pause: float) -> Heard:
+async def ask(url: str, model: str, talks: list[list[str]], at_once: int, output: int, pause: float) -> Hits:
     """All sessions, so many at once; within one a turn comes `pause` seconds after the answer before it."""
-    heard = Heard()
+    heard = Hits()
     slots = asyncio.Semaphore(at_once)
 
     async def talk(http: aiohttp.ClientSession, number: int, inputs: list[str]) -> None:
@@ -101,15 +91,8 @@ async def ask(url: str, model: str, talks: list[list[str]], at_once: int, output
                 headers = {"x-session-id": f"s{number}"}
                 async with http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
                     answer: dict[str, Any] = await response.json()
-                heard.requests += 1
-                if response.status != 200:
-                    heard.failed += 1
-                    print(f"answered {response.status}: {str(answer)[:200]}")
-                    continue
-                usage = answer["usage"]
-                heard.prompt += usage["prompt_tokens"]
-                heard.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-                await asyncio.sleep(pause)
+                if heard.add(response.status, answer):
+                    await asyncio.sleep(pause)
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http, asyncio.TaskGroup() as tasks:
         for number, inputs in enumerate(talks):
@@ -117,7 +100,7 @@ async def ask(url: str, model: str, talks: list[list[str]], at_once: int, output
     return heard
 
 
-async def through_the_gateway(arguments: argparse.Namespace, profile: Profile, log: Path) -> Heard:
+async def through_the_gateway(arguments: argparse.Namespace, profile: Profile, log: Path) -> Hits:
     """Send the sessions; the gateway leaves its request log in `log`."""
     async with workers(arguments, profile) as urls:
         config = {
@@ -164,7 +147,7 @@ def main() -> None:
     options = FleetOptions(profile=profile, workers=count, speed=speed)
     (result,) = side_by_side(workload, options, [arguments.policy], jobs=1)
     predicted = result.summary()["hit_rate"]
-    rate = heard.cached / heard.prompt if heard.prompt else 0.0
+    rate = heard.rate
     print(
         f"{heard.requests} requests, {heard.failed} failed, {heard.prompt:,} prompt tokens over {count} workers of "
         f"{profile.kv_blocks * profile.block_size:,} tokens, {arguments.policy}\n"

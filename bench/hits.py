@@ -49,6 +49,18 @@ class Hits:
     cached: int = 0
     workers: Counter[str] = field(default_factory=Counter)
 
+    def add(self, status: int, answer: dict[str, Any]) -> bool:
+        """Count an answer; False for one that is an error, which is shown."""
+        self.requests += 1
+        if status != 200:
+            self.failed += 1
+            print(f"answered {status}: {str(answer)[:200]}")
+            return False
+        usage = answer["usage"]
+        self.prompt += usage["prompt_tokens"]
+        self.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        return True
+
     @property
     def rate(self) -> float:
         """Cached tokens of all prompt tokens."""
@@ -103,15 +115,7 @@ async def send(
         try:
             async with http.post(f"{url}/v1/chat/completions", json=body) as response:
                 answer: dict[str, Any] = await response.json()
-                hits.requests += 1
-                if response.status != 200:
-                    hits.failed += 1
-                    print(f"answered {response.status}: {str(answer)[:200]}")
-                    return
-                usage = answer["usage"]
-                hits.prompt += usage["prompt_tokens"]
-                hits.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-                if worker := response.headers.get("x-warmroute-worker"):
+                if hits.add(response.status, answer) and (worker := response.headers.get("x-warmroute-worker")):
                     hits.workers[worker] += 1
         finally:
             slots.release()
