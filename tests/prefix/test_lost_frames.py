@@ -4,11 +4,62 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.prefix.follower import Follower
+from gateway.prefix.events import decode
 from gateway.prefix.holders import Tier
+from gateway.prefix.sequence import Apply, AskReplay, Forget, Sequencer, parse_live, parse_replay
 
 MODEL = "qwen3-tiny"
 END = b"\xff" * 8
+
+
+class Follower:
+    """Keeps one worker's `Mirror` in step with what it publishes.
+
+    What `gateway.prefix.stream.Stream` does, without its sockets. Every method returns the sequence number to ask the replay
+    socket for, or None when there is nothing to ask.
+    """
+
+    def __init__(self, mirror, *, can_replay):
+        self.mirror = mirror
+        self.sequencer = Sequencer(can_replay=can_replay)
+        self.bad_frames = 0
+        self.last_heard = None
+
+    def connect(self, now):
+        return self._do(self.sequencer.connect(now), now)
+
+    def disconnect(self):
+        self.sequencer.disconnect()
+
+    def live(self, frames, now):
+        message = parse_live(frames)
+        if message is None:
+            self.bad_frames += 1
+            return None
+        self.last_heard = now
+        return self._do(self.sequencer.live(message, now), now)
+
+    def replayed(self, frames, now):
+        message = parse_replay(frames)
+        if message is None:
+            self.bad_frames += 1
+            return None
+        return self._do(self.sequencer.replayed(message, now), now)
+
+    def tick(self, now):
+        return self._do(self.sequencer.tick(now), now)
+
+    def _do(self, actions, now):
+        start = None
+        for action in actions:
+            match action:
+                case Apply(payload):
+                    self.mirror.apply(decode(payload), now)
+                case Forget():
+                    self.mirror.forget()
+                case AskReplay(start):
+                    pass
+        return start
 
 
 def frames(message):
