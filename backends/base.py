@@ -54,9 +54,6 @@ class Driver(Protocol):
     def is_healthy(self, status: int, body: bytes) -> bool:
         """Whether this answer to `health_path` means that the worker can take requests."""
 
-    def serves(self, path: str) -> bool:
-        """Whether this kind of worker answers the API path (all of them do by default)."""
-
     def parse_model_cards(self, payload: Any) -> list[Mapping[str, Any]]:
         """The cards in an answer to `models_path`, in OpenAI's shape; an empty list when it makes no sense."""
 

@@ -36,10 +36,6 @@ class OpenAIDriver:
         """Exactly 200: a redirect, an empty 204 or a 401 say that requests would fail as well."""
         return status == 200
 
-    def serves(self, path: str) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Every path: what it does not know, the worker itself answers best."""
-        return True
-
     def parse_model_cards(self, payload: Any) -> list[Mapping[str, Any]]:
         """The objects in ``{"data": [...]}`` that have a non-empty string as `id`."""
         data = payload.get("data") if isinstance(payload, dict) else None

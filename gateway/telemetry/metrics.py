@@ -302,10 +302,6 @@ class Metrics:
         """Count an answer that the gateway gave itself, without asking a worker."""
         _count(self.refusals, error_type)
 
-    def reloaded(self, ok: bool) -> None:
-        """Count a configuration reload."""
-        self.reloads[ok] += 1
-
     def snapshot(self) -> Snapshot:
         """Everything as families of one moment."""
         return self._collector.snapshot()

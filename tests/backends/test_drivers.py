@@ -57,10 +57,6 @@ def test_neuron_may_compile_for_ninety_minutes():
     assert driver_named("neuron").start_up > driver_named("vllm").start_up
 
 
-def test_every_path_is_served_by_default():
-    assert all(driver_named(name).serves("/v1/chat/completions") for name in ALL)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
     "payload",

