@@ -21,6 +21,8 @@ class HintCall(msgspec.Struct, frozen=True, gc=False):
         body: JSON to send; None: no body.
         server: which one: the worker itself, or the hint server that was configured for it.
         bytes_moved: at most so many bytes of KV this makes the worker move; 0: none or not known.
+        prefills: it is a request for so many prompt tokens: to be made only when the worker has nothing better to do, and counted
+            as its load. 0: it is not.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -28,6 +30,7 @@ class HintCall(msgspec.Struct, frozen=True, gc=False):
     body: Any = None
     server: Literal["worker", "hints"] = "worker"
     bytes_moved: int = 0
+    prefills: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):

@@ -1,0 +1,69 @@
+"""Which hint drivers there are, by the name that the configuration uses, and what each needs to know of its worker."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from backends.hints.kv_hints import KvHintsDriver
+from backends.hints.kv_transfer_params import KvTransferParamsDriver
+from backends.hints.warm import WarmDriver
+
+if TYPE_CHECKING:
+    from backends.hints.base import HintDriver
+
+
+class HintTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The worker that hints are for, as far as drivers must know.
+
+    Attributes:
+        worker: its id.
+        engine: its driver's name: vllm, neuron, ...
+        model: what it calls the model; hint servers may know it by another name, see `options`.
+        fleet: the fleet's name.
+        block_size: tokens per KV block, where known.
+        url: of the hint server, without a trailing slash; empty: none is configured.
+        options: the worker's ``hints`` section as the configuration has it, by field name.
+    """
+
+    worker: str
+    model: str
+    engine: str = "vllm"
+    fleet: str = ""
+    block_size: int | None = None
+    url: str = ""
+    options: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    def option(self, name: str, default: Any) -> Any:
+        """`options[name]`, or `default` where it is missing or None."""
+        value = self.options.get(name)
+        return default if value is None else value
+
+
+def _warm(target: HintTarget) -> "HintDriver":
+    return WarmDriver(target.model, priority=target.option("priority", None))
+
+
+HINT_DRIVERS: Mapping[str, "Callable[[HintTarget], HintDriver]"] = MappingProxyType(
+    {
+        "kv-hints": lambda _target: KvHintsDriver(),
+        "kv-transfer-params": lambda _target: KvTransferParamsDriver(),
+        "warm": _warm,
+    }
+)
+"""By name; more protocols are added here."""
+
+AT_WORKER = ("kv-hints",)
+"""What `auto` asks the worker itself for, the best first. Not kv-transfer-params: that it is read does not show from outside."""
+AT_SERVER: tuple[str, ...] = ()
+"""What `auto` asks a configured hint server for, the best first."""
+
+
+def hint_driver(name: str, target: HintTarget) -> "HintDriver":
+    """A driver of that name for one worker.
+
+    Raises:
+        KeyError: there is none; the configuration was not checked.
+    """
+    return HINT_DRIVERS[name](target)
