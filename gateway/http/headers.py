@@ -54,6 +54,11 @@ _WORKER_CHOICE = (
 _ASKS: Mapping[bytes, str] = MappingProxyType(
     {b"x-warmroute-stage": "stage", b"x-warmroute-deadline-ms": "deadline", b"x-warmroute-priority": "priority"}
 )
+# What names a conversation, and what says that it is over (`gateway.http.hints`).
+_SESSION_FIELD = b"x-warmroute-session"
+_SESSION_FIELDS = (_SESSION_FIELD, b"x-session-id")
+_SESSION_END_FIELD = b"x-warmroute-session-end"
+_YES = frozenset({b"true", b"1", b"yes"})
 
 (
     _DROP,
@@ -71,7 +76,9 @@ _ASKS: Mapping[bytes, str] = MappingProxyType(
     _TRACE,
     _API_KEY,
     _ASKED,
-) = range(15)
+    _SESSION,
+    _SESSION_END,
+) = range(17)
 _REQUEST_FIELDS: Mapping[bytes, int] = MappingProxyType(
     dict.fromkeys(_HOP_BY_HOP + _WORKER_CHOICE, _DROP)
     | {
@@ -91,6 +98,8 @@ _REQUEST_FIELDS: Mapping[bytes, int] = MappingProxyType(
         b"x-api-key": _API_KEY,
     }
     | dict.fromkeys(_ASKS, _ASKED)
+    | dict.fromkeys(_SESSION_FIELDS, _SESSION)
+    | {_SESSION_END_FIELD: _SESSION_END}
 )
 # `Server` tells an attacker what runs behind; `Set-Cookie` of a worker means nothing to the gateway's clients.
 _RESPONSE_DROP = frozenset(_HOP_BY_HOP) | {
@@ -144,6 +153,8 @@ class RequestHead(msgspec.Struct, eq=False):
         request_id: the client's, if it is well formed; else minted.
         content_length: declared length of the body; None for a chunked one or none.
         expects_continue: the client waits for a 100 before it sends its body.
+        session: what ``x-warmroute-session``, else ``x-session-id`` says; empty: nothing.
+        session_ends: ``x-warmroute-session-end`` says that this is the conversation's last request.
     """
 
     lines: list[bytes]
@@ -154,6 +165,8 @@ class RequestHead(msgspec.Struct, eq=False):
     request_id: bytes
     content_length: int | None
     expects_continue: bool
+    session: bytes = b""
+    session_ends: bool = False
 
     def trace_lines(self, valid: Callable[[str], bool]) -> bytes:
         """The client's trace context for a worker when the gateway makes no spans: as it came, or nothing if it is malformed or repeated."""
@@ -178,7 +191,8 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
     credentials: tuple[bytes, ...] = ()
     asked: tuple[str, ...] = ()
     proto = b"http"
-    expects_continue = False
+    expects_continue = session_ends = False
+    session = b""
     size = 0
     for name, value in raw:
         size += len(name) + len(value) + 4
@@ -211,6 +225,12 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
         elif kind == _ASKED:
             lines.append(b"%b: %b\r\n" % (name, value))
             asked += (_ASKS[lower],)
+        elif kind == _SESSION:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            session = value if lower == _SESSION_FIELD or not session else session
+        elif kind == _SESSION_END:
+            lines.append(b"%b: %b\r\n" % (name, value))
+            session_ends = value.lower() in _YES
         elif kind == _FORWARDED_FOR:
             forwarded_for = value if forwarded_for is None else forwarded_for + b", " + value
         elif kind == _FORWARDED_PROTO:
@@ -249,7 +269,18 @@ def scan_request(raw: RawHeaders, *, peer: bytes, ids: RequestIds, limit: int) -
         )
     )
     authorization += api_key
-    return RequestHead(lines, authorization, credentials, asked, trace, request_id, length, expects_continue)
+    return RequestHead(
+        lines,
+        authorization,
+        credentials,
+        asked,
+        trace,
+        request_id,
+        length,
+        expects_continue,
+        session,
+        session_ends,
+    )
 
 
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close"})

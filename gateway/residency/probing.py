@@ -1,0 +1,211 @@
+"""Which hints each worker understands: asked when it is ready, again when it may be another process, and never in a request's way."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from backends.hints.registry import AT_SERVER, AT_WORKER, HINT_DRIVERS, HintTarget, hint_driver
+from gateway.fleet.worker import Worker, WorkerState
+from gateway.residency.calls import make
+from gateway.residency.speakers import NOBODY, Speaker, Speakers
+from gateway.tasks import TaskGroup
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from backends.hints.base import HintDriver
+
+LOOK: Final = 0.5
+"""Seconds between two looks at which workers want asking."""
+AGAIN: Final = 300.0
+"""Seconds after which a worker is asked again though nothing has happened; the first time after a tenth of it if nobody spoke."""
+TIMEOUT: Final = 3.0
+MOST: Final = 4 * 1024 * 1024
+"""Bytes read of an answer: vLLM's OpenAPI description has 320 KB."""
+LANE: Final = 8
+"""Workers that are asked at once."""
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+_log = structlog.get_logger(__name__)
+
+
+class DriverStatus(msgspec.Struct, gc=False):
+    """What is known of one driver at one worker.
+
+    Attributes:
+        driver: its name.
+        speaks: whether it is used.
+        how: why: ``configured``, ``probed``, or what the probe met with.
+        url: whom it speaks to; empty: the worker.
+    """
+
+    driver: str
+    speaks: bool
+    how: str
+    url: str = ""
+
+
+class Probed:
+    """One worker, and what it understands.
+
+    Attributes:
+        worker: who.
+        target: what drivers must know of it.
+        wanted: names of drivers as configured.
+        speakers: those that may be used now.
+        asked: what was found out, for the inspector.
+        refused: drivers that it has refused since it was asked last.
+    """
+
+    __slots__ = ("_due", "_generation", "asked", "probing", "refused", "speakers", "target", "wanted", "worker")
+
+    def __init__(self, worker: Worker, target: HintTarget, wanted: Sequence[str]) -> None:
+        self.worker = worker
+        self.target = target
+        self.wanted = tuple(wanted)
+        self.speakers: Speakers = NOBODY
+        self.asked: list[DriverStatus] = []
+        self.refused: set[str] = set()
+        self.probing = False
+        self._due = 0.0
+        self._generation: object = None
+        self._settle([])
+
+    @property
+    def auto(self) -> bool:
+        """Whether it has to be asked at all."""
+        return AUTO in self.wanted
+
+    def due(self, now: float) -> bool:
+        """Whether it is to be asked now: it takes requests, and is new, was restarted, or was asked long ago."""
+        worker = self.worker
+        if worker.state is not WorkerState.READY:
+            # Whatever comes back may be another process, of another version.
+            self._due = 0.0
+            return False
+        if (generation := worker.calibration) is not self._generation:
+            self._generation = generation
+            self._due = 0.0
+        return not self.probing and now >= self._due
+
+    def learned(self, answers: "Sequence[tuple[Speaker, bool, str]]", now: float) -> None:
+        """It was asked: each driver that `auto` stands for, whether it is spoken there, and why."""
+        self.refused.clear()
+        self._settle(answers)
+        self._due = now + (AGAIN if self.speakers.all or not self.auto else AGAIN / 10)
+
+    def refuse(self, speaker: Speaker) -> None:
+        """It took offence at what `speaker` said: that one is silent until the worker is asked again."""
+        self.refused.add(speaker.name)
+        self.speakers = self.speakers.without(speaker)
+        for each in self.asked:
+            if each.driver == speaker.name:
+                each.speaks, each.how = False, "refused"
+
+    def document(self) -> dict[str, Any]:
+        """For the admin API."""
+        return {
+            "worker": self.worker.id,
+            "configured": list(self.wanted),
+            "drivers": [msgspec.structs.asdict(each) for each in self.asked],
+        }
+
+    def _settle(self, answers: "Sequence[tuple[Speaker, bool, str]]") -> None:
+        speakers: list[Speaker] = []
+        self.asked = []
+        for name in self.wanted:
+            if name == NONE:
+                continue
+            if name == AUTO:
+                for speaker, speaks, how in answers:
+                    self.asked.append(DriverStatus(speaker.name, speaks, how, speaker.url))
+                    if speaks:
+                        speakers.append(speaker)
+            else:
+                speaker = Speaker(hint_driver(name, self.target), self.target.url)
+                self.asked.append(DriverStatus(name, True, "configured", speaker.url))
+                speakers.append(speaker)
+        self.speakers = Speakers(speakers)
+
+
+class Prober:
+    """Asks workers.
+
+    Attributes:
+        workers: all that are known, by id.
+    """
+
+    __slots__ = ("_clock", "_lane", "_session", "_tasks", "workers")
+
+    def __init__(self, session: "aiohttp.ClientSession", clock: Callable[[], float]) -> None:
+        """`session` as of `gateway.fleet.asking.open_session`; not closed here."""
+        self._session = session
+        self._clock = clock
+        self._tasks = TaskGroup("hint-probes")
+        self._lane = asyncio.Semaphore(LANE)
+        self.workers: dict[str, Probed] = {}
+
+    def update(self, wanted: "Sequence[tuple[Worker, HintTarget, Sequence[str]]]") -> None:
+        """Follow a (re)load; what is known of a worker stays as long as it and its settings do."""
+        before, self.workers = self.workers, {}
+        for worker, target, names in wanted:
+            known = before.get(worker.id)
+            if known is None or known.worker is not worker or known.target != target or known.wanted != tuple(names):
+                known = Probed(worker, target, names)
+            self.workers[worker.id] = known
+
+    def speakers(self, worker_id: str) -> Speakers:
+        """What a worker understands."""
+        known = self.workers.get(worker_id)
+        return NOBODY if known is None else known.speakers
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._tasks.spawn("look", self._look())
+
+    async def stop(self) -> None:
+        """End every question."""
+        await self._tasks.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            now = self._clock()
+            for probed in self.workers.values():
+                if probed.due(now):
+                    probed.probing = True
+                    self._tasks.spawn(probed.worker.id, self._ask(probed))
+            await asyncio.sleep(LOOK)
+
+    async def _ask(self, probed: Probed) -> None:
+        try:
+            async with self._lane:
+                answers = []
+                if probed.auto:
+                    answers += [await self._probe(probed, name, "") for name in AT_WORKER]
+                    if url := probed.target.url:
+                        answers += [await self._probe(probed, name, url) for name in AT_SERVER if name in HINT_DRIVERS]
+            before = {speaker.name for speaker in probed.speakers.all}
+            probed.learned(answers, self._clock())
+            after = {speaker.name for speaker in probed.speakers.all}
+            if after != before:
+                _log.info("hints that a worker understands", worker=probed.worker.id, drivers=sorted(after))
+        finally:
+            probed.probing = False
+
+    async def _probe(self, probed: Probed, name: str, url: str) -> tuple[Speaker, bool, str]:
+        driver: HintDriver = hint_driver(name, probed.target)
+        speaker = Speaker(driver, url)
+        call = driver.probe()
+        if call is None:
+            return speaker, False, "can't be asked: name it in the configuration"
+        base = probed.worker.url if call.server == "worker" or not url else url
+        headers = probed.worker.request_headers() if base == probed.worker.url else {}
+        said = await make(self._session, call, base, headers, TIMEOUT, most=MOST)
+        if said.error:
+            return speaker, False, f"{call.path}: {said.error}"
+        speaks = driver.speaks(said.status, said.body)
+        return speaker, speaks, "probed" if speaks else f"{call.path}: status {said.status}, does not speak it"
