@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import GatewayError, Retry
 from gateway.fleet.states import FailureKind
+from gateway.http import hints
 from gateway.http.outgoing import body_for, head_for
 from gateway.http.relay import Exchange, set_deadlines
 from gateway.http.upstream import upstream_error
@@ -106,7 +107,8 @@ class Attempts:
             await exchange.done
             status = exchange.status
             relayed = exchange.started
-            self._judge(worker, status)
+            if relayed or journey.hinted is None or not journey.hinted.refused:
+                self._judge(worker, status)
             if not relayed or status >= 500:
                 error_type = str(status)
             if relayed:
@@ -154,8 +156,12 @@ class Attempts:
         """Whether an answer of `worker` that another may do better is given up for that other's.
 
         Only where somebody else is there to be asked, and within the budget: a share of the requests in flight, and never less than a
-        few. Failures to connect are not held to it: no worker has had any work with them.
+        few. Failures to connect are not held to it: no worker has had any work with them. A body that may have offended by its hints goes
+        to the same worker without them.
         """
+        exchange = journey.request.connection.exchange
+        if journey.hinted is not None and exchange is not None and hints.passes_on(journey.hinted, exchange.status):
+            return True
         retries = fleet.retries
         if request.attempt + 1 >= retries.attempts:
             return False
@@ -185,7 +191,9 @@ class Attempts:
             own_lines=own,
             http10=message.version != (1, 1),
             keep_alive=not (message.should_close or message.upgrade or self.draining),
-            retry_statuses=fleet.retries.statuses,
+            retry_statuses=fleet.retries.statuses
+            if journey.hinted is None or not journey.hinted.inside
+            else (*fleet.retries.statuses, *hints.REFUSALS),
             watch=journey.watch,
             pass_on=partial(self._pass_on, journey, request, fleet, worker),
         )

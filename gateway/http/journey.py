@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.config.schema import Limits
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.worker import Lease, Worker
+    from gateway.http.hints import Hinted
     from gateway.http.server import Request
     from gateway.http.usage import Usage
     from gateway.http.watch import UsageWatch
@@ -65,6 +66,7 @@ class Journey:
         lease: of the latest attempt's worker.
         lookup: the prompt and who holds it, where the fleet's policy wants to know.
         match: what the chosen worker was believed to hold of it.
+        hinted: what is wished of the workers' caches because of it; None: nothing is.
         watch: sees the answer's usage, where there is a `lookup` or somebody wants to know.
         wants_usage: somebody does.
         usage: what the worker says that it cost.
@@ -93,6 +95,7 @@ class Journey:
         "fleet",
         "gate",
         "head",
+        "hinted",
         "lease",
         "looked_up",
         "lookup",
@@ -145,6 +148,7 @@ class Journey:
         self.lease: Lease | None = None
         self.lookup: Lookup | None = None
         self.match = NO_MATCH
+        self.hinted: Hinted | None = None
         self.watch: UsageWatch | None = None
         self.wants_usage = False
         self.usage: Usage | None = None
@@ -223,6 +227,7 @@ class Journey:
             stage=self.stage.name if self.stage is not None else None,
             tenant=self.tenant.label if self.tenant is not None else None,
             captured=self.captured,
+            hints=tuple(self.hinted.notes) if self.hinted is not None else (),
         )
 
     async def read(self, ids: RequestIds, limits: "Limits", tenants: "Tenants | None" = None) -> None:

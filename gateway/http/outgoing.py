@@ -1,8 +1,9 @@
 """What goes to a worker: the head of its request, and the body it gets."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.http.body import with_model
+from gateway.http.hints import with_hints
 from gateway.http.splice import with_include_usage, with_token_ids
 from gateway.http.watch import UsageWatch
 from gateway.telemetry.w3c import is_valid_traceparent
@@ -49,7 +50,7 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
     """The body that `worker` gets: the client's own bytes, but for what has to be another there.
 
     That is the model, where the worker calls it by another name (a LoRA adapter's it knows as it is); that a stream ends with its usage, where that is wanted to compare predictions
-    with (`Journey.watch` takes it out again); and the prompt's ids, where they spare the worker work.
+    with (`Journey.watch` takes it out again); what it is to be told about its caches; and the prompt's ids, where they spare the worker work.
     """
     body, model, lookup = journey.body, journey.model, journey.lookup
     counted = lookup is not None or (journey.tenant is not None and journey.tenant.limits_tokens)
@@ -62,11 +63,14 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
         if journey.multipart is not None:
             return journey.multipart.replaced(worker.model)
         body = with_model(body, model, worker.model)
+    parsed: Mapping[str, Any] = journey.parsed
+    if (hinted := journey.hinted) is not None and hinted.inside:
+        body, parsed = with_hints(body, parsed, hinted)
     if lookup is not None:
         matcher = matchers.get(lookup.fleet)
         ids = matcher.ids(worker, journey.route.path, lookup, journey.parsed) if matcher is not None else None
         if ids is not None:
-            body = with_token_ids(body, journey.parsed, ids)
+            body = with_token_ids(body, parsed, ids)
     return body
 
 

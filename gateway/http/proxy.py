@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from gateway.errors import GatewayError, Retry, Source
+from gateway.http import hints
 from gateway.http.admission import arrive, leave
 from gateway.http.attempts import STALE, Attempts
 from gateway.http.errors import client_error, error_answer, unexpected
@@ -39,9 +40,13 @@ if TYPE_CHECKING:
     from gateway.http.report import Reports
     from gateway.http.sweep import Sweeper
     from gateway.prefix.lookup import Lookup, Matcher
+    from gateway.residency.live import FleetResidency
     from gateway.telemetry.spans import Tracing
 
 _log = structlog.get_logger(__name__)
+
+HINTS_REFUSED = "hints_refused"
+"""What is said of a body that a worker did not take because of the hints in it."""
 
 _NO_MATCHES: Mapping[str, Match] = {}
 
@@ -53,6 +58,7 @@ class Proxy:
         fleets: the routing table; replaced as a whole by `reconfigure`.
         tenants: who may use it; None: everybody.
         admissions: where requests wait for their turn; None: nowhere.
+        residencies: by fleet, what is wished of the workers' caches; fleets without cost nothing.
         stopping: the grace period is over.
     """
 
@@ -76,6 +82,7 @@ class Proxy:
         self.stopping = False
         self.tenants: Tenants | None = None
         self.admissions: Admissions | None = None
+        self.residencies: Mapping[str, FleetResidency] = {}
         self._local = LocalAnswers(
             cards, ids=ids, limits=config.limits, any_routable=self._any_routable, refused=self.refused
         )
@@ -150,6 +157,8 @@ class Proxy:
             journey.end = monotonic()
             if journey.ticket is not None:
                 leave(journey)
+            if journey.hinted is not None:
+                hints.ended(journey, journey.hinted)
             if journey.tenant is not None:
                 settle(journey, journey.tenant)
             reports.ended(journey)
@@ -217,13 +226,21 @@ class Proxy:
             # A reload since the lookup may have left this fleet without a matcher.
             if lookup is not None and (matcher := self.matchers.get(fleet.name)) is not None:
                 lease.expectation = matcher.sent(worker.id, lookup, request.now)
+            if self.residencies and (live := self.residencies.get(fleet.name)) is not None:
+                hints.sent(journey, live, worker, match, request.now)
             try:
                 error = await self._attempts.make(journey, request, fleet, worker)
                 if error is not None and error.retry is Retry.IF_REUSED:
                     self._metrics.retry(STALE)
                     error = await self._attempts.make(journey, request, fleet, worker, fresh=True)
+                if error is not None and journey.hinted is not None and journey.hinted.refused:
+                    self._metrics.retry(HINTS_REFUSED)
+                    hints.strip(journey.hinted)
+                    error = await self._attempts.make(journey, request, fleet, worker)
             finally:
                 lease.release(monotonic())
+                if journey.hinted is not None:
+                    hints.attempted(journey, journey.hinted)
             if error is None:
                 return self._completed(journey)
             journey.ready = monotonic()
@@ -245,13 +262,17 @@ class Proxy:
             if admissions is None:  # a reload has just taken it away
                 gate.close(ticket, monotonic())
                 return candidates, candidates
+            if (live := self.residencies.get(fleet.name)) is not None and journey.lookup is not None:
+                holders = journey.lookup.candidates(candidates)
+                policy = fleet.policy_for(request.headers, journey.stage.name if journey.stage is not None else None)
+                hints.waits(journey, live, policy, request, holders)
             await admissions.turn(gate, ticket)
             journey.ready = monotonic()
             # The map has moved; the prompt has not.
             if (matcher := self.matchers.get(fleet.name)) is not None and journey.lookup is not None:
-                looked_up = journey.looked_up
+                at = journey.looked_up
                 lookup = await _look_up(journey, matcher)
-                journey.looked_up = looked_up
+                journey.looked_up = at
                 request.prompt_tokens = lookup.prompt.token_count
                 candidates = lookup.candidates(candidates)
             roomy = gate.select(ticket, request, candidates, monotonic())

@@ -1,4 +1,4 @@
-"""Members put into a JSON body without touching any other byte of it: usage wanted, token ids given, a tenant's salt."""
+"""Members put into a JSON body without touching any other byte of it: usage wanted, token ids given, a tenant's salt, hints."""
 
 import re
 from collections.abc import Mapping
@@ -75,6 +75,18 @@ def with_cache_salt(body: bytes, parsed: Mapping[str, Any], salt: str) -> bytes 
     salted = _with_member(body, parsed, _SALT, orjson.dumps(salt))
     # A body that stays as it is was too long, or has had the salt before.
     return None if salted is body and parsed.get(_SALT) != salt else salted
+
+
+def with_member(body: bytes, parsed: Mapping[str, Any], name: str, value: bytes) -> bytes:
+    """`body` with its top-level member `name` set to `value`, which is JSON; `body` itself where what is there is too long to be replaced.
+
+    Args:
+        body: a JSON object that `gateway.http.body.parse_json` takes.
+        parsed: what it is parsed to; members that were spliced into `body` since may be missing, unless they are called `name`.
+        name: ASCII letters and ``_``.
+        value: JSON.
+    """
+    return _with_member(body, parsed, name, value)
 
 
 def _with_inner(body: bytes, parsed: Mapping[str, Any], name: str, inner: str, value: bytes) -> bytes:

@@ -98,8 +98,9 @@ class Probed:
         self._settle(answers)
         self._due = now + (AGAIN if self.speakers.all or not self.auto else AGAIN / 10)
 
-    def refuse(self, speaker: Speaker) -> None:
-        """It took offence at what `speaker` said: that one is silent until the worker is asked again."""
+    def refuse(self, speaker: Speaker, now: float) -> None:
+        """It took offence at what `speaker` said: that one is silent until the worker is asked again, which is soon."""
+        self._due = now + AGAIN / 10
         self.refused.add(speaker.name)
         self.speakers = self.speakers.without(speaker)
         for each in self.asked:

@@ -18,6 +18,7 @@ from policies.base import Candidate, Decision, Policy, RouteRequest, WorkerView
 
 if TYPE_CHECKING:
     from gateway.http.usage import Usage
+    from gateway.residency.live import Note
     from gateway.telemetry.capture import Captured
     from gateway.telemetry.spans import Trace
 
@@ -30,6 +31,7 @@ _DIGITS: Final = 7
 _BASE_BYTES: Final = 1500
 _ATTEMPT_BYTES: Final = 250
 _CANDIDATE_BYTES: Final = 120
+_HINT_BYTES: Final = 220
 
 
 class Decided(msgspec.Struct, gc=False):
@@ -108,6 +110,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
         outcome: see `gateway.telemetry.metrics.Outcome`, or `RUNNING`.
         error_type, error_message: what went wrong, or None.
         captured: the request's body, where bodies are kept.
+        hints: what was wished of the workers' caches because of it.
         kept_bytes: `size` as a ring has counted it.
     """
 
@@ -142,6 +145,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     stage: str | None = None
     tenant: str | None = None
     captured: "Captured | None" = None
+    hints: "Sequence[Note]" = ()
     kept_bytes: int = 0
 
     @property
@@ -166,6 +170,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
         # Nearly always there is one.
         candidates = len(decisions[0].loads) * len(decisions) if decisions else 0
         size = _BASE_BYTES + _ATTEMPT_BYTES * len(self.attempts) + _CANDIDATE_BYTES * candidates
+        size += _HINT_BYTES * len(self.hints)
         return size if self.captured is None else size + len(self.captured.body)
 
     @property
@@ -238,6 +243,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "predicted": self._predicted(),
             "actual": self._actual(),
             "gaps": self.gaps.document() if self.gaps is not None else None,
+            "hints": [note.document(self.start) for note in self.hints],
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "status": self.status or None,

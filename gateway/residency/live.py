@@ -1,0 +1,198 @@
+"""Residency in the running gateway: one fleet's `Residency` in real time, and whoever says its hints.
+
+`Residency` (`gateway.residency.residency`) decides what to wish and knows no sockets; `Prober` knows who understands what; `Delivery`
+says what is said beside requests. Here they meet. What goes inside a request is given back to whoever sends it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from backends.hints.model import Action, Fate, Hint, Subject
+from gateway.prompt.blocks import Chain
+
+if TYPE_CHECKING:
+    from backends.hints.base import HintCall
+    from gateway.fleet.worker import Worker
+    from gateway.prefix.feed import Feeds
+    from gateway.residency.delivery import Delivery
+    from gateway.residency.probing import Prober
+    from gateway.residency.residency import Residency
+    from gateway.residency.speakers import Speaker
+    from policies.base import Match
+
+_log = structlog.get_logger(__name__)
+
+INSIDE: Final = "inside"
+BESIDE: Final = "beside"
+NOBODY: Final = "nobody"
+ASSUMED_KV_BYTES: Final = 131_072
+"""Bytes of a token's keys and values where nobody has said it: a model of 8 B parameters with grouped queries in 16 bits."""
+
+
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """A hint as a request's record keeps it: without the prompt.
+
+    Attributes:
+        id: the hint's.
+        at: when it was wished, in seconds of the monotonic clock.
+        way: ``inside`` the request, ``beside`` it, or ``nobody`` can say it to that worker.
+        driver: who says it; empty where nobody does.
+    """
+
+    id: int
+    at: float
+    action: str
+    rule: str
+    worker: str
+    start: int
+    stop: int
+    source: str | None
+    target: str
+    priority: int
+    ttl: float
+    reason: str
+    way: str
+    driver: str
+
+    def document(self, start: float) -> dict[str, Any]:
+        """For JSON; `at` counts from `start`."""
+        return {**msgspec.structs.asdict(self), "at": round(self.at - start, 6)}
+
+
+class FleetResidency:
+    """One fleet's.
+
+    Attributes:
+        name: the fleet's.
+        core: what to wish.
+        workers: the fleet's, by id.
+    """
+
+    __slots__ = ("_clock", "_delivery", "_prober", "core", "name", "workers")
+
+    def __init__(
+        self, name: str, core: "Residency", prober: "Prober", delivery: "Delivery", clock: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.core = core
+        self.workers: Mapping[str, Worker] = {}
+        self._prober = prober
+        self._delivery = delivery
+        self._clock = clock
+
+    def say(
+        self, hints: Sequence[Hint], own: Subject | None = None, worker_id: str = ""
+    ) -> "tuple[list[tuple[Speaker, Hint]], list[Note]]":
+        """Send hints on their way. Synchronous; waits for nothing.
+
+        Args:
+            hints: from `core`.
+            own: the prompt of a request that is about to be sent to `worker_id`; None: there is no such request.
+            worker_id: see `own`.
+
+        Returns:
+            Those that this request is to carry, and a note on each hint.
+        """
+        inside: list[tuple[Speaker, Hint]] = []
+        notes: list[Note] = []
+        for hint in hints:
+            mine = own is not None and hint.subject is own and hint.worker == worker_id
+            way = self._prober.speakers(hint.worker).way(hint, own=mine)
+            if way is None:
+                self.core.ledger.fate(hint, Fate.SKIPPED, "no driver can say it to this worker", self._clock())
+                notes.append(_note(hint, NOBODY, ""))
+            elif way.inside:
+                inside.append((way.speaker, hint))
+                notes.append(_note(hint, INSIDE, way.speaker.name))
+            else:
+                worker = self.workers.get(hint.worker)
+                notes.append(_note(hint, BESIDE, way.speaker.name))
+                if worker is None:
+                    self.core.ledger.fate(hint, Fate.SKIPPED, "its worker is gone", self._clock())
+                else:
+                    self._delivery.offer(hint, way.speaker, worker)
+        return inside, notes
+
+    def fate(self, hints: "Sequence[tuple[Speaker, Hint]]", fate: Fate, detail: str = "") -> None:
+        """What became of hints that a request carried."""
+        now = self._clock()
+        ledger = self.core.ledger
+        for _, hint in hints:
+            ledger.fate(hint, fate, detail, now)
+
+    def refused(self, hints: "Sequence[tuple[Speaker, Hint]]", detail: str) -> None:
+        """A worker took offence at what a request carried, and took the request without: it is not said again for a while."""
+        self.fate(hints, Fate.REFUSED, detail)
+        for speaker, hint in hints:
+            probed = self._prober.workers.get(hint.worker)
+            if probed is not None and speaker.name not in probed.refused:
+                probed.refuse(speaker, self._clock())
+                _log.warning("a worker refuses hints", worker=hint.worker, driver=speaker.name, detail=detail)
+
+    def ended(self, session: str) -> int:
+        """A session is over. How many hints that gave."""
+        hints = self.core.session_ended(session, self._clock())
+        self.say(hints)
+        return len(hints)
+
+    def draining(self, worker: "Worker") -> int:
+        """A worker will be gone soon. How many hints that gave."""
+        others = [each for each in self.workers.values() if each is not worker and each.routable]
+        hints = self.core.draining(worker, others, self._clock())
+        self.say(hints)
+        return len(hints)
+
+    def document(self) -> dict[str, Any]:
+        """For the admin API."""
+        return {
+            "model": self.name,
+            **self.core.snapshot(),
+            "workers": [
+                probed.document() for worker in self.workers if (probed := self._prober.workers.get(worker)) is not None
+            ],
+        }
+
+
+def moved_bytes(workers: "Mapping[str, Worker]", hint: Hint, call: "HintCall | None" = None) -> int:
+    """Bytes of KV that a hint makes its worker move: what the call says, else its tokens at the worker's size of a token."""
+    if hint.action is not Action.PREFETCH:
+        return 0
+    if call is not None and call.bytes_moved:
+        return call.bytes_moved
+    worker = workers.get(hint.worker)
+    size = worker.capabilities.kv_bytes_per_token if worker is not None else None
+    return (hint.stop - hint.start) * (size or ASSUMED_KV_BYTES)
+
+
+def holds_of(feeds: "Callable[[], Feeds | None]") -> "Callable[[Subject], Mapping[str, Match]]":
+    """A function that says what each worker holds of a subject now."""
+
+    def holds(subject: Subject) -> "Mapping[str, Match]":
+        known = feeds()
+        if known is None or not subject.chains:
+            return {}
+        return known.match({size: Chain(size, list(hashes), subject.tokens) for size, hashes in subject.chains.items()})
+
+    return holds
+
+
+def _note(hint: Hint, way: str, driver: str) -> Note:
+    return Note(
+        hint.id,
+        hint.created,
+        hint.action.value,
+        hint.rule,
+        hint.worker,
+        hint.start,
+        hint.stop,
+        hint.source,
+        hint.target,
+        hint.priority,
+        hint.ttl,
+        hint.reason,
+        way,
+        driver,
+    )
