@@ -215,12 +215,18 @@ def _code(body: bytes) -> str:
     return body.partition(b'"code":"')[2].partition(b'"')[0].decode() or "?"
 
 
+async def fetch(port: int, target: str) -> bytes:
+    """The body of what the gateway's admin listener answers to a GET."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    body = (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()
+    return body
+
+
 async def scrape(port: int) -> dict[str, float]:
     """The samples of the gateway's ``/metrics`` by name and labels."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    text = (await reader.read()).partition(b"\r\n\r\n")[2].decode()
-    writer.close()
+    text = (await fetch(port, "/metrics")).decode()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
 
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import os
 import random
 import statistics
@@ -24,9 +25,10 @@ from typing import Final
 import orjson
 import uvloop
 
-from bench.clients import Client, Result, Tally, free_ports, scrape, until_ready
+from bench.clients import Client, Result, Tally, fetch, free_ports, scrape, until_ready
 from bench.processes import Process, running
 from bench.schedule import CAUSES, TIME_LIMIT, Schedule, SimulatedWorker
+from bench.stalls import Watch
 from simulator.tokenizer import DATA
 
 WORKERS: Final = 4
@@ -59,6 +61,7 @@ class Soak:
         clients: so many at once.
         schedule: the faults that happen meanwhile.
         think: seconds between two requests of a client under faults, on average.
+        stalls: who did not answer when asked directly; with a schedule only.
         wrong: sentences; none when all is well.
     """
 
@@ -72,6 +75,8 @@ class Soak:
     seed: int
     schedule: Schedule | None = None
     think: float = 1.0
+    stalls: Watch | None = None
+    report_to: Path | None = None
     tally: Tally = field(default_factory=Tally)
     memory: list[tuple[float, float]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -91,17 +96,22 @@ class Soak:
             return (not self.requests or started <= self.requests) and time.monotonic() < end
 
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(self.watch())
+            watches = [group.create_task(self.watch())]
+            if self.stalls is not None:
+                watches.append(group.create_task(self.stalls.run()))
             async with asyncio.TaskGroup() as load:
                 for number in range(self.clients):
                     load.create_task(self.client(number, self.leave, self.think).asks(goes_on))
                 if self.schedule is not None:
                     load.create_task(self.schedule.run(end))
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
         self.row()
         if self.schedule is not None:
             await self.afterwards()
         self.judge(await self.settled())
+        if self.report_to is not None and self.schedule is not None:
+            await self.report(self.report_to)
         print(f"descriptors of the gateway: {before} before, {self.descriptors()} after")
 
     def client(self, number: int, leave: float, think: float) -> Client:
@@ -232,6 +242,20 @@ class Soak:
                     said.add(line)
         self.expect(not said and "Traceback" not in log, f"the gateway's log: {sorted(said)[:5] or log[-2000:]}")
 
+    async def report(self, path: Path) -> None:
+        """Write all errors, faults, stalls and the gateway's own records of errors to a file."""
+        assert self.schedule is not None
+        assert self.stalls is not None
+        records = await fetch(self.admin, "/api/requests?error=true&limit=1000")
+        document = {
+            "began": self._began,
+            "seen": self.tally.seen,
+            "happened": [dataclasses.asdict(each) for each in self.schedule.happened],
+            "stalls": [dataclasses.asdict(each) for each in [*self.stalls.stalls, *self.stalls.own]],
+            "records": orjson.loads(records),
+        }
+        path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+
     def expect(self, holds: bool, sentence: str) -> None:
         """Note what is wrong."""
         if not holds:
@@ -277,6 +301,11 @@ def _versions(port: int, admin: int, urls: list[str]) -> list[bytes]:
     ]
 
 
+def _watch(admin: int, workers: list[SimulatedWorker]) -> Watch:
+    """Asks each worker directly, and the gateway by its admin listener."""
+    return Watch({worker.url: (worker.port, "/health") for worker in workers} | {"gateway": (admin, "/healthz")})
+
+
 def main() -> None:
     """Run, print, and exit with 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -292,6 +321,7 @@ def main() -> None:
         default=3.0,
         help="seconds between two requests of a client, with --schedule (default: 3; simulated workers take a core for 200 requests a second)",
     )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write all errors, faults and stalls there as JSON")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     kinds = list(CAUSES) if arguments.schedule == "all" else (arguments.schedule or "").split(",")
@@ -306,8 +336,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         config = folder / "config.yaml"
         schedule = None
+        workers: list[SimulatedWorker] = []
         if arguments.schedule:
-            workers = []
             for number in range(WORKERS):
                 trio = (ports[number], ports[WORKERS + number], ports[2 * WORKERS + number])
                 worker = SimulatedWorker(trio, folder / f"worker-{number}.log", cores[-1])
@@ -340,6 +370,8 @@ def main() -> None:
             arguments.seed,
             schedule,
             arguments.think,
+            _watch(admin, workers) if schedule is not None else None,
+            arguments.report,
         )
         uvloop.run(soak.run())
         soak.judge_log((folder / "gateway.log").read_text(errors="replace"))
