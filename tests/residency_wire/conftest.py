@@ -1,0 +1,105 @@
+"""Small servers that answer as they are told, hints to say to them, and a gateway with residency before simulated workers."""
+
+import asyncio
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from backends.hints.model import Action, Hint, Subject
+from backends.vllm import VLLMDriver
+from gateway.fleet.asking import open_session
+from gateway.fleet.worker import Worker, WorkerState
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def subject(tokens=100, *, exact=True, session="", salt=None, lora=None):
+    ids = array("I", range(1000, 1000 + tokens))
+    return Subject("m", tokens, {16: list(range(tokens // 16))}, (lambda: ids) if exact else None, salt, lora, session)
+
+
+_numbers = iter(range(1, 1 << 30))
+
+
+def hint(action=Action.RETAIN, *, about=None, worker="w", stop=None, rule="test", **fields):
+    about = about or subject()
+    return Hint(
+        id=next(_numbers),
+        action=Action(action),
+        rule=rule,
+        worker=worker,
+        subject=about,
+        stop=about.tokens if stop is None else stop,
+        **fields,
+    )
+
+
+@pytest.fixture(scope="session")
+def make_subject():
+    """`subject(tokens, exact=..., session=...)`."""
+    return subject
+
+
+@pytest.fixture(scope="session")
+def make_hint():
+    """`hint(action, about=..., start=..., stop=..., ...)`, about 100 tokens unless told otherwise."""
+    return hint
+
+
+@pytest.fixture(scope="session")
+def make_worker():
+    """`ready_worker(url)`."""
+    return ready_worker
+
+
+@pytest.fixture(scope="session")
+def recorded():
+    """What a real vLLM 0.32 answered to bodies with and without hints."""
+    return json.loads((FIXTURES / "vllm_0_32_hints.json").read_text())
+
+
+class Server:
+    """Answers every request by `answer(request, body)`, and keeps what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.answer = lambda _request, _body: web.json_response({})
+        self.arrived = asyncio.Event()
+        self.url = ""
+
+    async def handle(self, request):
+        body = await request.read()
+        self.asked.append((request.method, request.path, json.loads(body) if body else None, request.headers))
+        self.arrived.set()
+        answer = self.answer(request, body)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+@pytest.fixture
+async def server():
+    one = Server()
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_route("*", "/{path:.*}", one.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield one
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def session():
+    async with open_session() as one:
+        yield one
+
+
+def ready_worker(url="http://127.0.0.1:1", **options):
+    worker = Worker(url=url, driver=VLLMDriver(), model="tiny", worker_id="w", **options)
+    worker.state = WorkerState.READY
+    worker.routable = True
+    return worker
