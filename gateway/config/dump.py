@@ -7,7 +7,8 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from gateway.config.schema import REDACTED, Config
+from gateway.config.base import REDACTED
+from gateway.config.schema import Config
 from gateway.config.units import format_duration, format_size
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*|[0-9]+(?:ms|s|m|h|KiB|MiB|GiB|TiB)")

@@ -5,54 +5,17 @@ Durations are seconds as floats and sizes are bytes as integers once loaded; in 
 nothing to do.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from backends import profiles
-
-Seconds = Annotated[float, msgspec.Meta(ge=0, extra_json_schema={"unit": "seconds"})]
-Bytes = Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"unit": "bytes"})]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+from gateway.config.base import Bytes, Count, Name, Port, Positive, Seconds, Share, Struct
 
 PROFILES = tuple(profiles.PROFILES)
 """Names of the built-in capability profiles; the simulator has an engine for each."""
 DEFAULT_POLICY = "ttft"
 """Of a model that names none."""
-
-REDACTED = "<redacted>"
-"""What is shown in place of a secret."""
-
-
-class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of every section: frozen, keywords only, unknown keys refused, secrets left out of its repr."""
-
-    secrets: ClassVar[frozenset[str]] = frozenset()
-    """Fields whose value (of a mapping: whose values) must never be shown."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.shown())})"
-
-    def shown(self) -> list[tuple[str, Any]]:
-        """Each field's name and value in their order, secrets replaced by `REDACTED`."""
-        return [
-            (name, _redacted(getattr(self, name)) if name in self.secrets else getattr(self, name))
-            for name in self.__struct_fields__
-        ]
-
-    __rich_repr__ = shown
-
-
-def _redacted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return dict.fromkeys(value, REDACTED)
-    if isinstance(value, tuple):
-        return (REDACTED,) * len(value)
-    return value if value is None else REDACTED
 
 
 class Address(Struct, frozen=True, kw_only=True):
@@ -383,6 +346,19 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Client connections at once; more are answered 503 and closed."""
 
 
+class Overload(Struct, frozen=True, kw_only=True):
+    """When new requests are refused because the process itself is at its limit: the lowest classes first, then all (docs/admission.md)."""
+
+    lag: Seconds = 0.5
+    """All are refused while the event loop runs this late, and the lowest class from half of it on; 0: never."""
+    memory: Bytes | None = None
+    """What the process may take; by default what its control group (container) may. 0: the same as the default."""
+    memory_share: Share = 0.95
+    """All are refused while this share of it is taken, and the lowest class a tenth before; 0: never."""
+    descriptors: Share = 0.9
+    """All are refused while this share of the file descriptors (`ulimit -n`) is taken, and the lowest class a little before; 0: never."""
+
+
 class Tenant(Struct, frozen=True, kw_only=True):
     """Whoever an API key belongs to, and what it may do. With one tenant in the file, every request needs a key."""
 
@@ -590,6 +566,8 @@ class Config(Struct, frozen=True, kw_only=True):
     """Connections to the workers."""
     limits: Limits = Limits()
     """What one client may make the gateway hold."""
+    overload: Overload = Overload()
+    """When the process itself is at its limit."""
     headers: Headers = Headers()
     """What is added to answers."""
     prefix: Prefix = Prefix()

@@ -67,7 +67,7 @@ class Walker:
         if isinstance(kind, inspect.UnionType):
             if _is_null(node):
                 return None
-            option = _option(kind, mapping=isinstance(node, Mapping))
+            option = _option(kind, node)
             if isinstance(option, inspect.LiteralType):
                 return self._scalar(node, option, where, unit, secret=secret, expected=f"expected {describe(kind)}")
             return self._walk(node, option, where, secret=secret)
@@ -301,10 +301,19 @@ def _is_mapping_text(text: str) -> bool:
     return text == "a mapping"
 
 
-def _option(kind: inspect.UnionType, *, mapping: bool) -> inspect.Type:
-    """Of the types that a key may have besides nothing: the section if a `mapping` was written, else the scalar."""
+def _option(kind: inspect.UnionType, node: Node) -> inspect.Type:
+    """Of the types that a key may have besides nothing: the one of the shape that was written, else the first."""
     options = [option for option in kind.types if not isinstance(option, inspect.NoneType)]
-    fitting = [option for option in options if isinstance(option, inspect.StructType) is mapping]
+    fitting: list[inspect.Type]
+    match node:
+        case Mapping():
+            fitting = [option for option in options if isinstance(option, inspect.StructType)]
+        case Sequence():
+            fitting = [option for option in options if isinstance(option, inspect.VarTupleType)]
+        case _:
+            fitting = [
+                option for option in options if not isinstance(option, inspect.StructType | inspect.VarTupleType)
+            ]
     return (fitting or options)[0]
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.config.schema import REDACTED, Capture
+from gateway.config.base import REDACTED
+from gateway.config.schema import Capture
 
 
 class Captured(msgspec.Struct, frozen=True, gc=False):

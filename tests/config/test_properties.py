@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import schema
+from gateway.config.base import REDACTED
 from gateway.config.dump import dump
 from gateway.config.load import loads
 from gateway.config.problems import ConfigError
@@ -175,8 +176,8 @@ def test_what_is_printed_for_people_differs_in_the_secrets_only(config):
     data = msgspec.to_builtins(config)
     for model in data["models"]:
         for worker in model["workers"]:
-            worker["api_key"] = worker["api_key"] and schema.REDACTED
-    data["telemetry"]["traces"]["headers"] = dict.fromkeys(config.telemetry.traces.headers, schema.REDACTED)
+            worker["api_key"] = worker["api_key"] and REDACTED
+    data["telemetry"]["traces"]["headers"] = dict.fromkeys(config.telemetry.traces.headers, REDACTED)
     assert loads(dump(config), environ={}) == msgspec.convert(data, schema.Config)
 
 

@@ -4,7 +4,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.schema import REDACTED, Capture
+from gateway.config.base import REDACTED
+from gateway.config.schema import Capture
 from gateway.telemetry.capture import Capturing, redacted
 
 JSON = st.recursive(
