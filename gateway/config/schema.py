@@ -11,6 +11,7 @@ import msgspec
 
 from backends import profiles
 from gateway.config.base import Bytes, Count, Name, Port, Positive, Seconds, Share, Struct
+from gateway.config.residency import ResidencyConfig, WorkerHints
 
 PROFILES = tuple(profiles.PROFILES)
 """Names of the built-in capability profiles; the simulator has an engine for each."""
@@ -242,6 +243,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     """For memories whose removals it never reports: when to forget what is there."""
     limits: WorkerLimits = WorkerLimits()
     """How much is sent to it at once, and how much may wait for it."""
+    hints: WorkerHints = WorkerHints()
+    """How it is told what to keep and what to fetch, where `residency` is on."""
 
 
 class PolicyChoice(Struct, frozen=True, kw_only=True):
@@ -572,6 +575,8 @@ class Config(Struct, frozen=True, kw_only=True):
     """What is added to answers."""
     prefix: Prefix = Prefix()
     """What is kept about which worker holds which prefix."""
+    residency: ResidencyConfig | None = None
+    """What workers are told about what to keep and what to fetch (docs/residency.md); null: nothing, `{}`: by the defaults."""
     telemetry: Telemetry = Telemetry()
     """Traces and logs."""
     grace: Seconds = 30.0
