@@ -58,6 +58,8 @@ AT_WORKER = ("kv-hints",)
 """What `auto` asks the worker itself for, the best first. Not kv-transfer-params: that it is read does not show from outside."""
 AT_SERVER: tuple[str, ...] = ()
 """What `auto` asks a configured hint server for, the best first."""
+SPEAK_TO_SERVERS: frozenset[str] = frozenset()
+"""Drivers that need the URL of a hint server."""
 
 
 def hint_driver(name: str, target: HintTarget) -> "HintDriver":

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from backends.hints.registry import HINT_DRIVERS, SPEAK_TO_SERVERS
 from gateway.admission.keys import digest, parse_hash, usable
 from gateway.config import schema
 from gateway.config.capabilities import contradictions
@@ -25,6 +26,8 @@ _ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9._-]+):(?P<p
 _WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*"})  # noqa: S104 - compared with, not bound to
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 _MIN_HEADER = 1024
+HINTS_AUTO = ("auto", "none")
+"""What may stand in place of hint drivers' names."""
 
 
 class Checker:
@@ -153,6 +156,34 @@ class Checker:
                 self.complain((*where, "capabilities", *place), message)
             for key in ("kv_events", "lmcache_events"):
                 self._check_sockets(_mapping(worker, key), (*where, key))
+            self._check_hints(_mapping(worker, "hints"), (*where, "hints"))
+
+    def _check_hints(self, hints: dict[str, Any], where: Where) -> None:
+        """Drivers that exist, in a list that makes sense, and a hint server for those that speak to one."""
+        driver = hints.get("driver")
+        named = _list(hints, "driver") if isinstance(driver, list) else [] if driver is None else [driver]
+        known = (*HINTS_AUTO, *HINT_DRIVERS)
+        for index, name in enumerate(named):
+            place: Where = (*where, "driver", index) if isinstance(driver, list) else (*where, "driver")
+            if not isinstance(name, str):
+                continue
+            if name not in known:
+                self.complain(
+                    place,
+                    f'no hint driver is called "{clip(name)}"{did_you_mean(name, known) or "."} There are: {choices(known)}',
+                )
+            elif name in HINTS_AUTO and len(named) > 1:
+                self.complain(place, f"{name} stands alone; name the drivers, or only {name}")
+            elif name in named[:index]:
+                self.complain(place, f"{name} is in the list already; remove one of the two")
+            elif name in SPEAK_TO_SERVERS and hints.get("url") is None:
+                self.complain(place, f"{name} speaks to a hint server; say where it is: `url: http://10.0.0.7:8080`")
+        if driver == []:
+            self.complain((*where, "driver"), "empty; name at least one driver, or `none`")
+        self._check_url(hints.get("url"), (*where, "url"), base=True)
+        key = hints.get("api_key")
+        if isinstance(key, str) and not _FIELD_VALUE.fullmatch(key):
+            self.complain((*where, "api_key"), _bad_field_value(key, "key"))
 
     def _check_tenants(self, tenants: dict[str, Any]) -> None:
         """Keys that are none, that two tenants have, or that a tenant lacks; nothing here shows one."""

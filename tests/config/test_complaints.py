@@ -214,6 +214,15 @@ CASES = {
     "an api key with a line break": (W + URL + ', api_key: ▲"k\\n"}]}]\n', "line break around it"),
     "an empty api key": (W + URL + ', api_key: ▲""}]}]\n', "key is empty"),
     "a name with a line break": ('models: [{name: ▲"a\\nb", workers: [{' + URL + "}]}]\n", "unprintable"),
+    # hints
+    "an unknown hint driver": (W + URL + ", hints: {driver: ▲kv-hint}}]}]\n", "no hint driver", "kv-hints"),
+    "an unknown hint driver in a list": (W + URL + ", hints: {driver: [warm, ▲lmcash]}}]}]\n", "no hint driver"),
+    "auto among others": (W + URL + ", hints: {driver: [▲auto, warm]}}]}]\n", "stands alone"),
+    "a hint driver twice": (W + URL + ", hints: {driver: [warm, ▲warm]}}]}]\n", "remove one"),
+    "no hint driver at all": (W + URL + ", hints: {driver: ▲[]}}]}]\n", "none"),
+    "a hint server without a scheme": (W + URL + ", hints: {url: ▲10.0.0.7:8080}}]}]\n", "http://10.0.0.7:8080"),
+    "an unknown rule": ("+residency: {rules: {▲retian: false}}\n", "retain"),
+    "a rule that is a number": ("+residency: {rules: {retain: ▲3}}\n", "retain"),
     # variables
     "a variable that is not set": ('+telemetry: {service_name: "a-▲${NOPE}"}\n', "NOPE is not set", "${NOPE:-default}"),
     "a variable in another case": ("+grace: ▲${set}\n", "set is not set", "SET is"),

@@ -138,7 +138,7 @@ def test_secrets_are_in_no_repr():
     traces = Traces(headers={"authorization": "sk-1"})
     assert "sk-1" not in repr(config) + str(worker) + repr(traces) + repr(list(traces.__rich_repr__()))
     assert "slots=2" in repr(config)
-    assert repr(Worker(url="http://a")).count("api_key=None") == 1
+    assert repr(Worker(url="http://a")).count("id=None, api_key=None") == 1
 
 
 def test_a_file_is_named_in_complaints_as_the_user_gave_it(tmp_path, monkeypatch):
