@@ -115,11 +115,11 @@ class Cells:
             workload = generate(run.source, seed=SEED, **run.traffic)
         else:
             assert self._traces is not None
-            workload = load(_found(self._traces, run.file), run.source, seed=SEED, **run.traffic)
+            workload = load(found(self._traces, run.file), run.source, seed=SEED, **run.traffic)
         return workload.first(run.limit) if run.limit else workload
 
 
-def _found(folder: Path, name: str) -> Path:
+def found(folder: Path, name: str) -> Path:
     """The file of that name, plain or gzip, anywhere in the folder."""
     for candidate in (name, f"{name}.gz"):
         for path in sorted(folder.rglob(candidate)):
