@@ -13,6 +13,7 @@ import pytest
 from gateway.cli import check
 from gateway.config import reference, schema
 from gateway.config.load import load, loads
+from gateway.config.residency import HotPrefixRule, ResidencyRules
 from gateway.config.schema import PROFILES, Config
 
 ROOT = Path(__file__).parents[2]
@@ -81,11 +82,11 @@ def test_the_example_loads_strictly_and_shows_the_defaults():
 def test_what_the_example_has_in_comments_is_right_too():
     text = EXAMPLE.read_text()
     text = text.replace("policies: {}\n", "policies:\n").replace("tenants: {}\n", "tenants:\n")
-    text = text.replace("stages: {}\n", "stages:\n")
+    text = text.replace("stages: {}\n", "stages:\n").replace("residency: null\n", "residency:\n")
     text = re.sub(r"^# ( sticky| mine|   )", r"\1", text.replace("\n#  ", "\n  "), flags=re.MULTILINE)
     text = re.sub(r"^( +)# ((?:-|  [a-z_]+:|    [a-z_]+:) ?.*)$", r"\1\2", text, flags=re.MULTILINE)
     text = re.sub(r"^    # (tokenizer|admission|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
-    config = loads(text, environ={"EAST_API_KEY": "k", "SHOP_KEY": "k" * 20, "SHOP_SALT": "s" * 8})
+    config = loads(text, environ={"EAST_API_KEY": "k", "LMCACHE_KEY": "l", "SHOP_KEY": "k" * 20, "SHOP_SALT": "s" * 8})
     east = config.models[0].workers[-1]
     assert (east.id, east.api_key, east.capabilities.slots) == ("east-1", "k", 8)
     assert config.models[0].timeouts == schema.Timeouts(first_byte=600.0)
@@ -94,6 +95,8 @@ def test_what_the_example_has_in_comments_is_right_too():
     assert config.tenants["shop"].may_set == ("stage", "deadline")
     assert config.stages["generator"].after == "planner"
     assert config.models[0].admission == schema.Admission()
+    assert (east.hints.driver, east.hints.api_key, east.hints.priority) == ("auto", "l", 100)
+    assert config.residency == schema.ResidencyConfig(rules=ResidencyRules(hot_prefix=HotPrefixRule()))
 
 
 def structs():
