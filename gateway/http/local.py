@@ -1,12 +1,15 @@
-"""What the gateway answers by itself: the list of models, the ping of load balancers, and paths that do not exist."""
+"""What the gateway answers by itself: the list of models, the ping of load balancers, ends of conversations, and paths that do not exist."""
 
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
+
+import orjson
 
 from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.errors import client_error, error_answer, method_not_allowed, not_found
 from gateway.http.headers import RequestIds, scan_request
+from gateway.http.hints import session_name
 from gateway.http.journey import check_version
 from gateway.http.routes import MODELS_PATH, PING_PATH
 from gateway.http.server import CLOSE, KEEP, Answered, Request
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from gateway.fleet.models import ModelCards
 
 _MODEL_PREFIX = MODELS_PATH + "/"
+_SESSION_PREFIX = "/v1/warmroute/sessions/"
+_SESSION_END = "/end"
+_MAX_SESSION = 512
 _SMALL_BODY = 1024 * 1024
 
 
@@ -26,9 +32,13 @@ class LocalAnswers:
     """Answers requests that no worker needs to see.
 
     Errors here (unknown paths, mostly) are counted as refusals; they are no requests to a model.
+
+    Attributes:
+        limits: in use.
+        session_ended: told of a conversation that its client has ended; says how many hints that gave.
     """
 
-    __slots__ = ("_any_routable", "_cards", "_ids", "_refused", "limits")
+    __slots__ = ("_any_routable", "_cards", "_ids", "_refused", "limits", "session_ended")
 
     def __init__(
         self,
@@ -44,6 +54,7 @@ class LocalAnswers:
         self._any_routable = any_routable
         self._refused = refused
         self.limits = limits
+        self.session_ended: Callable[[str], int] = _nobody
 
     async def answer(self, request: Request, path: str, tenants: "Tenants | None" = None) -> Answered:
         """Answer one request whose path is not relayed. With `tenants` the list of models is theirs only, and each sees its own."""
@@ -57,7 +68,8 @@ class LocalAnswers:
             )
             request_id = head.request_id
             check_version(message)
-            tenant = tenants.of(head.credentials) if tenants is not None and path.startswith(MODELS_PATH) else None
+            private = tenants is not None and path.startswith((MODELS_PATH, _SESSION_PREFIX))
+            tenant = tenants.of(head.credentials) if tenants is not None and private else None
             body = self._body(path, message.method, tenant)
             if head.expects_continue and not request.payload.is_eof():
                 keep_alive = False  # the client need not send what nobody will read
@@ -97,7 +109,19 @@ class LocalAnswers:
             if card is None or (tenant is not None and not tenant.may_use(name)):
                 raise model_not_found()
             return card
+        if path.startswith(_SESSION_PREFIX) and path.endswith(_SESSION_END):
+            session = unquote(path[len(_SESSION_PREFIX) : -len(_SESSION_END)])
+            if method != "POST":
+                raise method_not_allowed("POST")
+            if not 0 < len(session) <= _MAX_SESSION:
+                raise not_found()
+            hints = self.session_ended(session_name(session, tenant.name if tenant is not None else ""))
+            return orjson.dumps({"session": session, "ended": True, "hints": hints})
         raise not_found()
+
+
+def _nobody(_session: str) -> int:
+    return 0
 
 
 def model_not_found() -> GatewayError:

@@ -131,13 +131,16 @@ def _size(value: Any, depth: int = 32) -> int:
     if not depth:
         return 0
     if isinstance(value, dict):
-        return sum(len(name) + _size(each, depth - 1) for name, each in value.items() if name not in _FRAME)
+        names = sum(len(name) for name in value.keys() - _BARE)
+        return names + sum(_size(each, depth - 1) for name, each in value.items() if name not in _FRAME)
     if isinstance(value, list):
         return sum(_size(each, depth - 1) for each in value)
     return 0
 
 
 _FRAME: Final = frozenset({CONTROL, "type", "role"})
+_BARE: Final = _FRAME | {"text", "content"}
+"""Members whose names are not in the prompt; a tool's are."""
 
 
 def _snapped(at: int, ends: Sequence[int]) -> int:
