@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.fleet.worker import Worker
     from gateway.prefix.feed import Feeds
     from gateway.residency.delivery import Delivery
+    from gateway.residency.ledger import Entry
     from gateway.residency.probing import Prober
     from gateway.residency.residency import Residency
     from gateway.residency.speakers import Speaker
@@ -33,33 +34,42 @@ ASSUMED_KV_BYTES: Final = 131_072
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
-    """A hint as a request's record keeps it: without the prompt.
+    """A hint as a request's record keeps it: what the books say of it, now and later.
 
     Attributes:
-        id: the hint's.
-        at: when it was wished, in seconds of the monotonic clock.
+        entry: in the books.
         way: ``inside`` the request, ``beside`` it, or ``nobody`` can say it to that worker.
         driver: who says it; empty where nobody does.
     """
 
-    id: int
-    at: float
-    action: str
-    rule: str
-    worker: str
-    start: int
-    stop: int
-    source: str | None
-    target: str
-    priority: int
-    ttl: float
-    reason: str
+    entry: "Entry"
     way: str
     driver: str
 
     def document(self, start: float) -> dict[str, Any]:
-        """For JSON; `at` counts from `start`."""
-        return {**msgspec.structs.asdict(self), "at": round(self.at - start, 6)}
+        """For JSON; times count from `start`."""
+        entry = self.entry
+        fate = entry.fate
+        return {
+            "id": entry.id,
+            "at": round(entry.created - start, 6),
+            "rule": entry.rule,
+            "action": entry.action.value,
+            "worker": entry.worker,
+            "start": entry.start,
+            "stop": entry.stop,
+            "source": entry.source,
+            "target": entry.target,
+            "peer": entry.peer,
+            "priority": entry.priority,
+            "ttl": entry.ttl,
+            "reason": entry.reason,
+            "way": self.way,
+            "driver": self.driver or None,
+            "fate": fate.value if fate is not None else "offered",
+            "detail": entry.detail,
+            "changed": round(entry.changed - start, 6),
+        }
 
 
 class FleetResidency:
@@ -98,22 +108,25 @@ class FleetResidency:
         """
         inside: list[tuple[Speaker, Hint]] = []
         notes: list[Note] = []
+        ledger = self.core.ledger
         for hint in hints:
+            entry = ledger.open.get(hint.id)
             mine = own is not None and hint.subject is own and hint.worker == worker_id
             way = self._prober.speakers(hint.worker).way(hint, own=mine)
+            if entry is not None:
+                notes.append(
+                    Note(entry, NOBODY, "")
+                    if way is None
+                    else Note(entry, INSIDE if way.inside else BESIDE, way.speaker.driver.name)
+                )
             if way is None:
-                self.core.ledger.fate(hint, Fate.SKIPPED, "no driver can say it to this worker", self._clock())
-                notes.append(_note(hint, NOBODY, ""))
+                ledger.fate(hint, Fate.SKIPPED, "no driver can say it to this worker", self._clock())
             elif way.inside:
                 inside.append((way.speaker, hint))
-                notes.append(_note(hint, INSIDE, way.speaker.name))
+            elif (worker := self.workers.get(hint.worker)) is not None:
+                self._delivery.offer(hint, way.speaker, worker)
             else:
-                worker = self.workers.get(hint.worker)
-                notes.append(_note(hint, BESIDE, way.speaker.name))
-                if worker is None:
-                    self.core.ledger.fate(hint, Fate.SKIPPED, "its worker is gone", self._clock())
-                else:
-                    self._delivery.offer(hint, way.speaker, worker)
+                ledger.fate(hint, Fate.SKIPPED, "its worker is gone", self._clock())
         return inside, notes
 
     def fate(self, hints: "Sequence[tuple[Speaker, Hint]]", fate: Fate, detail: str = "") -> None:
@@ -177,22 +190,3 @@ def holds_of(feeds: "Callable[[], Feeds | None]") -> "Callable[[Subject], Mappin
         return known.match({size: Chain(size, list(hashes), subject.tokens) for size, hashes in subject.chains.items()})
 
     return holds
-
-
-def _note(hint: Hint, way: str, driver: str) -> Note:
-    return Note(
-        hint.id,
-        hint.created,
-        hint.action.value,
-        hint.rule,
-        hint.worker,
-        hint.start,
-        hint.stop,
-        hint.source,
-        hint.target,
-        hint.priority,
-        hint.ttl,
-        hint.reason,
-        way,
-        driver,
-    )

@@ -25,6 +25,7 @@ from gateway.telemetry.table import cached_of, lines_of, sentence_of, ttft_of
 
 if TYPE_CHECKING:
     from gateway.config.schema import Telemetry
+    from gateway.residency.live import Note
     from gateway.telemetry.record import Attempt, Decided, RequestRecord
 
 ROWS: Final = 16
@@ -249,6 +250,8 @@ class _Spans:
             yield self._event(names.EVENT_TOKENIZE, record.tokenized, attributes)
         for decided in record.decisions:
             yield self._event(names.EVENT_ROUTE, decided.at + decided.seconds, _route(decided))
+        for note in record.hints:
+            yield self._event(names.EVENT_HINT, note.entry.created, _hint(note))
         if record.first_byte:
             yield self._event(names.EVENT_FIRST_BYTE, record.first_byte, {})
         gaps = record.gaps
@@ -285,6 +288,24 @@ def _route(decided: "Decided") -> otlp.Attributes:
         names.PREDICTED_CACHED: cached_of(decided) if decided.request.prompt_tokens else None,
         names.ROUTE_CANDIDATES: len(decided.candidates),
         names.ROUTE_TABLE: shown.decode(),
+    }
+
+
+def _hint(note: "Note") -> otlp.Attributes:
+    entry = note.entry
+    return {
+        names.HINT_RULE: entry.rule,
+        names.HINT_ACTION: entry.action.value,
+        names.WORKER_ID: entry.worker,
+        names.HINT_WAY: note.way,
+        names.HINT_DRIVER: note.driver or None,
+        names.HINT_FATE: entry.fate.value if entry.fate is not None else "offered",
+        names.HINT_SOURCE: entry.source,
+        names.HINT_TARGET: entry.target,
+        names.HINT_TOKENS: entry.stop - entry.start,
+        names.HINT_PRIORITY: entry.priority,
+        names.HINT_TTL: entry.ttl,
+        names.HINT_REASON: entry.reason or None,
     }
 
 
