@@ -227,7 +227,11 @@ class Ledger:
     def rows(self) -> list[dict[str, Any]]:
         """The latest hints, the last one first."""
         return [
-            {**msgspec.structs.asdict(entry), "action": entry.action.value, "fate": entry.fate or OFFERED}
+            {
+                **msgspec.structs.asdict(entry),
+                "action": entry.action.value,
+                "fate": entry.fate.value if entry.fate is not None else OFFERED,
+            }
             for entry in reversed(self.recent)
         ]
 

@@ -26,6 +26,9 @@ from gateway.residency.judging import judge
 from gateway.residency.ledger import Ledger
 from gateway.residency.rules.base import Asked, Context, Rule, Voice
 from gateway.residency.rules.client_words import ClientWordsRule
+from gateway.residency.rules.drain import DrainRule
+from gateway.residency.rules.hot_prefix import HotPrefixRule
+from gateway.residency.rules.planner import PlannerRule
 from gateway.residency.rules.queued_next import QueuedNextRule
 from gateway.residency.rules.retain import RetainRule
 from gateway.residency.rules.session_end import SessionEndRule
@@ -63,6 +66,9 @@ RULES: Final[Sequence[_Build]] = (
     _built(RetainRule, config.Retain, lambda rules: rules.retain),
     _built(SessionEndRule, config.SessionEnd, lambda rules: rules.session_end),
     _built(ClientWordsRule, config.ClientWordsRule, lambda rules: rules.client_words),
+    _built(HotPrefixRule, config.HotPrefixRule, lambda rules: rules.hot_prefix),
+    _built(PlannerRule, config.Planner, lambda rules: rules.planner),
+    _built(DrainRule, config.Drain, lambda rules: rules.drain),
 )
 
 

@@ -159,6 +159,13 @@ class Sessions:
                 return found
             self._next += 1
             key = f"\0{self._next}"
+        return self._new(key, name, stage)
+
+    def expect(self, name: str, stage: str) -> Session:
+        """The conversation that its client calls so, known from now on, before its first request of that stage."""
+        return self.get(name, stage) or self._new(_key(name, stage), name, stage)
+
+    def _new(self, key: str, name: str, stage: str) -> Session:
         if stage and len(self.stages) < 64:
             self.stages.add(stage)
         session = self._by_key[key] = Session(key, name, stage)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from backends.hints.model import Action, Hint, Subject, TierName
+from backends.hints.model import Action, Fate, Hint, Subject, TierName
 from policies.base import Match, WorkerView
 
 if TYPE_CHECKING:
@@ -101,6 +101,10 @@ class Voice:
         if session is not None:
             session.remember(entry)
         return entry
+
+    def tell(self, entry: "Entry", fate: Fate, detail: str, now: float) -> None:
+        """What became of a hint, as a rule itself has seen."""
+        self._ledger.fate(entry, fate, detail, now)
 
 
 class Context(msgspec.Struct, frozen=True, eq=False):

@@ -1,0 +1,149 @@
+"""`hot-prefix`: what many conversations begin with is brought to more workers as it gets hot, and let go as it cools.
+
+The prefix of a new conversation is what the worker that it goes to holds of it already: a system prompt, a document. How many new
+conversations a minute begin with one is its heat. From `up` a minute and worker on one more worker should hold it (the one with the
+least to do gets it from one that has it), below `down` one less (the one with the most to do may forget it). While it is hot, each request
+that begins with it asks its worker to keep it.
+
+Off unless it is configured: where nothing else than a warm request can bring it, that costs a prefill.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from backends.hints.model import Action
+from gateway.residency.heat import HALF_LIFE, Heat, Prefix
+from gateway.residency.judging import judge
+from gateway.residency.rules.base import Asked, Context, Rule, last_block
+from gateway.residency.rules.bring import bring
+from policies.base import NO_MATCH
+
+if TYPE_CHECKING:
+    from backends.hints.model import Hint
+    from gateway.config.residency import HotPrefixRule as Numbers
+    from policies.base import Match, WorkerView
+
+PRIORITY: Final = 90
+MOST_ENTRIES: Final = 16
+
+
+class HotPrefixRule(Rule):
+    """See the module.
+
+    Attributes:
+        heat: of all prefixes.
+    """
+
+    name = "hot-prefix"
+
+    def __init__(self, context: Context, numbers: "Numbers") -> None:
+        """`numbers`: as configured."""
+        super().__init__(context)
+        self._numbers = numbers
+        self.heat = Heat()
+
+    def sent(self, into: "list[Hint]", asked: Asked, worker: "WorkerView", match: "Match") -> None:
+        """Count it; where it begins with something hot, that is to be kept."""
+        session, subject = asked.session, asked.subject
+        held = match.device + match.l1 + match.l2
+        if held >= self._numbers.min_tokens and session is not None and not session.turns:
+            self.heat.saw(subject, held, asked.now)
+        if not self.heat.cared:
+            return
+        for prefix in self.heat.in_prompt(subject):
+            if session is None or not session.turns:
+                self.context.voice.say(
+                    into,
+                    self.name,
+                    Action.RETAIN,
+                    worker.id,
+                    subject,
+                    asked.now,
+                    stop=prefix.tokens,
+                    priority=PRIORITY,
+                    ttl=2 * HALF_LIFE,
+                    reason="many conversations begin with it",
+                )
+
+    def answered(self, into: "list[Hint]", asked: Asked, worker: str, held: int, now: float) -> None:  # noqa: ARG002 - a Rule's signature
+        """See what became of what was brought to `worker`."""
+        if not self.heat.cared:
+            return
+        for prefix in self.heat.in_prompt(asked.subject):
+            for entry in prefix.entries:
+                if (
+                    entry.created < asked.now
+                    and not entry.ended
+                    and (verdict := judge(entry, worker, held)) is not None
+                ):
+                    self.context.voice.tell(entry, *verdict, now)
+            prefix.entries = [entry for entry in prefix.entries if not entry.ended]
+
+    def tick(self, into: "list[Hint]", now: float) -> None:
+        """Follow the heat."""
+        numbers = self._numbers
+        changed = self.heat.settle(
+            now,
+            up=numbers.up,
+            down=numbers.down,
+            replicas=numbers.replicas,
+            sessions=numbers.sessions,
+            most=numbers.most,
+        )
+        for prefix, before in changed:
+            if prefix.wanted < before:
+                self._let_go(into, prefix, now)
+        for prefix in self.heat.cared:
+            self._spread(into, prefix, now)
+
+    def _spread(self, into: "list[Hint]", prefix: Prefix, now: float) -> None:
+        """Bring it to one more worker, if too few have it or are about to."""
+        holds = self.context.holds(prefix.subject)
+        having = {name for name, match in holds.items() if match.device >= prefix.tokens}
+        having |= {entry.worker for entry in prefix.entries if not entry.ended and entry.action is Action.PREFETCH}
+        if not having or len(having) >= prefix.wanted:
+            return
+        free = [worker for worker in self.context.workers() if worker.routable and worker.id not in having]
+        if not free:
+            return
+        target = min(free, key=_busy)
+        said = bring(
+            into,
+            self.context.voice,
+            self.name,
+            prefix.subject,
+            target,
+            holds.get(target.id, NO_MATCH),
+            now,
+            stop=prefix.tokens,
+            least=max(1, self._numbers.min_tokens // 2),
+            reason=f"{prefix.heat(now):.0f} conversations a minute begin with it",
+            peers=holds,
+        )
+        prefix.entries = (prefix.entries + said)[-MOST_ENTRIES:]
+
+    def _let_go(self, into: "list[Hint]", prefix: Prefix, now: float) -> None:
+        """One worker of those that have it, and are too many, may forget it."""
+        holds = self.context.holds(prefix.subject)
+        having = [worker for worker in self.context.workers() if holds.get(worker.id, NO_MATCH).device >= prefix.tokens]
+        if len(having) <= max(1, prefix.wanted):
+            # The last copy goes the way of everything else: by not being used.
+            return
+        worker = max(having, key=_busy)
+        entry = self.context.voice.say(
+            into,
+            self.name,
+            Action.DEMOTE,
+            worker.id,
+            prefix.subject,
+            now,
+            stop=prefix.tokens,
+            priority=0,
+            reason="fewer conversations begin with it",
+            mark=last_block(prefix.subject, prefix.tokens),
+        )
+        if entry is not None:
+            prefix.entries = [*prefix.entries, entry][-MOST_ENTRIES:]
+
+
+def _busy(worker: "WorkerView") -> tuple[float, int]:
+    return worker.in_flight_tokens, worker.in_flight
