@@ -233,7 +233,7 @@ def learn(worker: "Worker", path: str, body: bytes, now: float) -> None:
     was, started = (
         record.answers[path].facts.started if path in record.answers else None for record in (before, after)
     )
-    worker.capabilities = after
+    worker.adopt(after)
     if was is not None and started is not None and started != was:
         worker.restarted()
     if after.doubts and after.doubts != before.doubts:

@@ -295,4 +295,4 @@ def _configure(config: Config, members: list[list[Worker]]) -> None:
             worker.id = section.id or next(choice for choice in choices if choice not in taken)
             taken.add(worker.id)
             worker.api_key = section.api_key
-            worker.capabilities = worker.capabilities.configured(section.capabilities)
+            worker.adopt(worker.capabilities.configured(section.capabilities))

@@ -7,7 +7,6 @@ workers compute prompts first come, first served.
 
 import enum
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
@@ -87,6 +86,7 @@ class Worker:
         weight: share of a full load it should take, in (0, 1]; below 1 only during slow start.
         probe: half-open after an ejection: True when the next request is the one that may try it, that request's lease
             while it runs, None at any other time. Set by `gateway.fleet.states`.
+        capabilities: what it can do; replaced as a whole, by `adopt`. A plain attribute, for policies read it for every candidate.
         candidate: the candidate that stands for this worker in requests of which it holds nothing.
         opened: told when there may be more room here (a prefill has ended, or a request), with the time, 0: unknown. None: nobody
             waits for that.
@@ -94,7 +94,6 @@ class Worker:
 
     __slots__ = (
         "_calibration",
-        "_capabilities",
         "_load",
         "_queue",
         "_silent",
@@ -103,6 +102,7 @@ class Worker:
         "backlog",
         "base_path",
         "candidate",
+        "capabilities",
         "driver",
         "head",
         "hold",
@@ -148,8 +148,8 @@ class Worker:
         self.driver = driver
         self.model = model
         self.api_key = api_key
-        self._capabilities = WorkerCapabilities.of(capabilities, driver)
-        self._learn_anew(self._capabilities.prefill_rate, self._capabilities.overhead)
+        self.capabilities = WorkerCapabilities.of(capabilities, driver)
+        self._learn_anew(self.capabilities.prefill_rate, self.capabilities.overhead)
         self.state = WorkerState.WARMING
         self.routable = False
         self.in_flight = 0
@@ -172,23 +172,12 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state.value} in_flight={self.in_flight}>"
 
-    def _replace_capabilities(self, capabilities: WorkerCapabilities) -> None:
+    def adopt(self, capabilities: WorkerCapabilities) -> None:
+        """It can do something else from now on; what was learned of its speed is forgotten if that starts elsewhere."""
         start = capabilities.prefill_rate, capabilities.overhead
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         if start != self._calibration.start:
             self._learn_anew(*start)
-
-    if TYPE_CHECKING:
-
-        @property
-        def capabilities(self) -> WorkerCapabilities:
-            """What it can do; replaced as a whole."""
-
-        @capabilities.setter
-        def capabilities(self, capabilities: WorkerCapabilities) -> None: ...
-
-    else:  # with a getter in C: policies read it for every candidate
-        capabilities = property(attrgetter("_capabilities"), _replace_capabilities, doc="What it can do.")
 
     @property
     def calibration(self) -> Calibration:
@@ -213,7 +202,7 @@ class Worker:
             load is not None
             and load.routable is self.routable
             and load.weight == self.weight
-            and load.capabilities is self._capabilities
+            and load.capabilities is self.capabilities
         ):
             return load
         # Without keywords, in the order of the fields: a third of the time, and a busy worker has a new one for every decision.
@@ -233,7 +222,7 @@ class Worker:
             self.hold,
             self.weight,
             self.model,
-            self._capabilities,
+            self.capabilities,
         )
         return load
 
@@ -259,7 +248,7 @@ class Worker:
         if uncached is None:
             uncached = max(0, tokens - match.tokens)
         padded = uncached
-        capabilities = self._capabilities
+        capabilities = self.capabilities
         load = 0.0
         if tokens:
             if capabilities.shaped:
@@ -301,7 +290,7 @@ class Worker:
 
         What it waits then is not to be learned as slowness. Prefixes that they share count more than once: rather no lesson than a wrong one.
         """
-        capacity = self._capabilities.kv_capacity_tokens
+        capacity = self.capabilities.kv_capacity_tokens
         return capacity is None or self.in_flight_tokens + tokens <= capacity
 
     def _settle(self, now: float) -> None:
@@ -333,10 +322,10 @@ class Worker:
         self._front(now)
         if not queue:
             return
-        if self._capabilities.prefill == "chunked":
+        if self.capabilities.prefill == "chunked":
             lease.began = 0.0  # the others' tokens may have been in its steps
         elif now and not lease.silent:
-            slots = self._capabilities.slots
+            slots = self.capabilities.slots
             if (slots is None or self.in_flight <= slots) and self._has_room(0):
                 next(iter(queue)).began = now
 

@@ -1,7 +1,6 @@
 """The predicted time to the first token, and what it costs the others: the default policy."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import ClassVar, Final
 
@@ -86,79 +85,92 @@ class Ttft:
 
     def score(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[float]:
         """The seconds for each."""
-        if request.prompt_tokens <= 0:
+        prompt = request.prompt_tokens
+        if prompt <= 0:
             return requests_by_weight(candidates)
-        return self._costs(request, candidates, None)
+        # One loop for the many, written for speed (`bench.decide`); `_parts` is the same in words, and has the few that are unlike the rest.
+        now = request.now
+        workers = [candidate.worker for candidate in candidates]
+        (whole, rate, overhead), unlike = _speeds(workers, prompt)
+        stalled = self._occupancy * whole
+        stalled_assumed = stalled / self._assumed_slots
+        costs: list[float] = []
+        held: list[tuple[int, float]] = []  # index and prefill of those that have not the whole prompt to compute
+        weighted: list[int] = []
+        busy = 0
+        for candidate, worker in zip(candidates, workers, strict=False):
+            capabilities = worker.capabilities
+            match = candidate.match
+            cost = 0.0
+            if match is not NO_MATCH or capabilities.shaped:
+                if capabilities.shaped or match.l1 or match.l2:
+                    cost, padded = tokens_to_compute(prompt, match, capabilities, rate)
+                else:
+                    padded = prompt - match.device
+                held.append((len(costs), overhead + padded / rate if padded > 0 else overhead))
+            if in_flight := worker.in_flight:
+                slots = capabilities.slots
+                cost += stalled_assumed * in_flight if slots is None else stalled * in_flight / slots
+                wait = worker.backlog
+                if wait > 0:
+                    busy += 1
+                    if since := worker.prefill_since:
+                        room = capabilities.kv_capacity_tokens
+                        if room is None or worker.in_flight_tokens <= room:
+                            passed = now - since
+                            head = worker.head
+                            wait -= passed if passed < head else head  # noqa: FURB136 - min() costs 60 ns more
+                    cost += wait
+                if slots is not None and in_flight >= slots:
+                    cost += _slot_share(worker, slots, whole, wait)
+            if worker.weight != 1:
+                weighted.append(len(costs))
+            costs.append(cost)
+        price = 1 + self._price * busy / len(workers)
+        own = whole * price
+        priced = [cost + own for cost in costs]
+        for index, prefill in held:
+            priced[index] = costs[index] + prefill * price
+        for index, speeds in unlike.items():
+            wait, slot, load, prefill, hold_back = self._parts(request, candidates[index], *speeds)
+            priced[index] = wait + slot + load + hold_back + prefill * price
+        for index in weighted:
+            priced[index] /= workers[index].weight
+        return priced
 
     def terms(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[Mapping[str, float]]:
         """``wait``, ``slot``, ``load``, ``prefill``, ``congestion`` and ``hold_back`` of each; ``in_flight`` without a known prompt."""
         if request.prompt_tokens <= 0:
             return [{"in_flight": load} for load in requests_by_weight(candidates)]
-        parts: list[tuple[float, ...]] = []
-        self._costs(request, candidates, parts)
+        common, unlike = _speeds([candidate.worker for candidate in candidates], request.prompt_tokens)
         price = self._price * sum(candidate.worker.backlog > 0 for candidate in candidates) / len(candidates)
-        names = ("wait", "slot", "load", "prefill", "congestion", "hold_back")
-        return [
-            {
-                name: seconds / candidate.worker.weight
-                for name, seconds in zip(names, (*before, prefill, prefill * price, hold_back), strict=True)
-            }
-            for candidate, (*before, prefill, hold_back) in zip(candidates, parts, strict=True)
-        ]
+        names = ("wait", "slot", "load", "hold_back", "prefill", "congestion")
+        found = []
+        for index, candidate in enumerate(candidates):
+            wait, slot, load, prefill, hold_back = self._parts(request, candidate, *unlike.get(index, common))
+            seconds = (wait, slot, load, hold_back, prefill, prefill * price)
+            weight = candidate.worker.weight
+            found.append({name: value / weight for name, value in zip(names, seconds, strict=True)})
+        return found
 
-    def _costs(
-        self, request: RouteRequest, candidates: Sequence[Candidate], parts: list[tuple[float, ...]] | None
-    ) -> list[float]:
-        """The costs; `parts` gets (wait, slot, load, prefill, hold_back) of each. One loop for both, written for speed (`bench.decide`)."""
-        prompt = request.prompt_tokens
-        now = request.now
-        occupancy = self._occupancy
-        assumed = self._assumed_slots
-        workers = [candidate.worker for candidate in candidates]
-        costs: list[float] = []
-        prefills: list[float] = []
-        weighted: list[int] = []
-        busy = 0
-        for candidate, worker, (whole, rate, overhead) in zip(
-            candidates, workers, _speeds(workers, prompt), strict=False
-        ):
-            match = candidate.match
-            capabilities = worker.capabilities
-            load = 0.0
-            if match is NO_MATCH and not capabilities.shaped:
-                prefill = whole
-            else:
-                load, padded = tokens_to_compute(prompt, match, capabilities, rate)
-                prefill = overhead + padded / rate
-            wait = worker.backlog
-            if wait > 0:
-                busy += 1
-                room = capabilities.kv_capacity_tokens
-                if (since := worker.prefill_since) and (room is None or worker.in_flight_tokens <= room):
-                    passed = now - since
-                    head = worker.head
-                    wait -= passed if passed < head else head  # noqa: FURB136 - min() costs 60 ns more
-            slot = hold_back = 0.0
-            if in_flight := worker.in_flight:
-                slots = capabilities.slots
-                hold_back = occupancy * whole * in_flight / (slots or assumed)
-                if slots is not None and in_flight >= slots:
-                    slot = min(SLOT_SHARE * max(0.0, slot_seconds(worker, slots, whole) - wait), SLOT_PROMPTS * whole)
-            if worker.weight != 1:
-                weighted.append(len(costs))
-            costs.append(wait + slot + load + hold_back)
-            prefills.append(prefill)
-            if parts is not None:
-                parts.append((wait, slot, load, prefill, hold_back))
-        price = 1 + self._price * busy / len(workers)
-        costs = [cost + prefill * price for cost, prefill in zip(costs, prefills, strict=True)]
-        for index in weighted:
-            costs[index] /= workers[index].weight
-        return costs
+    def _parts(
+        self, request: RouteRequest, candidate: Candidate, whole: float, rate: float, overhead: float
+    ) -> tuple[float, float, float, float, float]:
+        """Wait, slot, load, prefill and hold-back of one candidate at the speed given, before weight and congestion."""
+        worker = candidate.worker
+        capabilities = worker.capabilities
+        load, padded = tokens_to_compute(request.prompt_tokens, candidate.match, capabilities, rate)
+        wait = wait_seconds(worker, request.now)
+        in_flight, slots = worker.in_flight, capabilities.slots
+        slot = _slot_share(worker, slots, whole, wait) if slots is not None and in_flight >= slots else 0.0
+        hold_back = self._occupancy * whole * in_flight / (slots or self._assumed_slots)
+        return wait, slot, load, overhead + padded / rate, hold_back
 
 
-def _speeds(workers: Sequence[WorkerView], prompt: int) -> Iterable[tuple[float, float, float]]:
-    """Per worker the seconds for the whole prompt, its rate and overhead; those of the median for all that are about as fast."""
+def _speeds(
+    workers: Sequence[WorkerView], prompt: int
+) -> tuple[tuple[float, float, float], Mapping[int, tuple[float, float, float]]]:
+    """Seconds for the whole prompt, rate and overhead: those of the median, and by index those of workers that really differ from it."""
     wholes = [worker.overhead + prompt / worker.rate for worker in workers]
     least, most = min(wholes), max(wholes)
     middle = least if least == most else sorted(wholes)[len(wholes) // 2]
@@ -166,11 +178,30 @@ def _speeds(workers: Sequence[WorkerView], prompt: int) -> Iterable[tuple[float,
     common = (middle, typical.rate, typical.overhead)
     slowest, fastest = middle / ALIKE, middle * ALIKE
     if fastest <= least and most <= slowest:
-        return repeat(common)
-    return [
-        common if fastest <= whole <= slowest else (whole, worker.rate, worker.overhead)
-        for whole, worker in zip(wholes, workers, strict=True)
-    ]
+        return common, _NOBODY
+    return common, {
+        index: (whole, workers[index].rate, workers[index].overhead)
+        for index, whole in enumerate(wholes)
+        if not fastest <= whole <= slowest
+    }
+
+
+_NOBODY: Final[Mapping[int, tuple[float, float, float]]] = {}
+
+
+def wait_seconds(worker: WorkerView, now: float) -> float:
+    """Seconds of prefill sent there before that are not over by `now`, as far as that can be believed."""
+    wait = worker.backlog
+    if wait > 0 and worker.prefill_since:
+        room = worker.capabilities.kv_capacity_tokens
+        if room is None or worker.in_flight_tokens <= room:
+            wait -= min(now - worker.prefill_since, worker.head)
+    return wait
+
+
+def _slot_share(worker: WorkerView, slots: int, whole: float, wait: float) -> float:
+    """What counts of the wait for a slot, where all are taken; `whole` is the seconds that the whole prompt takes there."""
+    return min(SLOT_SHARE * max(0.0, slot_seconds(worker, slots, whole) - wait), SLOT_PROMPTS * whole)
 
 
 def tokens_to_compute(prompt: int, match: Match, capabilities: CapabilitiesView, rate: float) -> tuple[float, int]:
@@ -205,10 +236,8 @@ def predicted_ttft(request: RouteRequest, candidate: Candidate) -> float | None:
         return None
     worker = candidate.worker
     load, padded = tokens_to_compute(prompt, candidate.match, worker.capabilities, worker.rate)
-    wait = worker.backlog
-    slots, room = worker.capabilities.slots, worker.capabilities.kv_capacity_tokens
-    if wait > 0 and worker.prefill_since and (room is None or worker.in_flight_tokens <= room):
-        wait -= min(max(0.0, request.now - worker.prefill_since), worker.head)
+    wait = wait_seconds(worker, request.now)
+    slots = worker.capabilities.slots
     if slots is not None:
         wait = max(wait, slot_seconds(worker, slots, worker.overhead + prompt / worker.rate))
     return wait + load + worker.overhead + padded / worker.rate

@@ -100,11 +100,11 @@ def test_other_capabilities_with_the_same_speed_forget_nothing():
     worker = make()
     serve(worker, range(1000, 9000, 200), 4000.0)
     learned = worker.rate
-    worker.capabilities = worker.capabilities.configured(
-        Capabilities(prefill_rate=1000.0, overhead=0.5, prefill="exclusive", slots=7)
+    worker.adopt(
+        worker.capabilities.configured(Capabilities(prefill_rate=1000.0, overhead=0.5, prefill="exclusive", slots=7))
     )
     assert worker.rate == learned
-    worker.capabilities = worker.capabilities.configured(Capabilities(prefill_rate=2000.0, overhead=0.5))
+    worker.adopt(worker.capabilities.configured(Capabilities(prefill_rate=2000.0, overhead=0.5)))
     assert worker.rate == 2000.0
 
 

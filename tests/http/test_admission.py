@@ -14,9 +14,8 @@ async def one_slot(start, *, stages=None, admission=None, limits=None, **section
     """A gateway whose one worker has one slot."""
     bench = await start(stages=stages or {}, model={"admission": admission or {}}, **sections)
     for worker in bench.fleet_workers:
-        worker.capabilities = worker.capabilities.configured(
-            type(bench.gateway.config.models[0].workers[0].capabilities)(slots=1)
-        )
+        section = type(bench.gateway.config.models[0].workers[0].capabilities)(slots=1)
+        worker.adopt(worker.capabilities.configured(section))
     return bench
 
 
