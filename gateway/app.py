@@ -32,8 +32,11 @@ from gateway.http.server import GatewayServer
 from gateway.http.sweep import Sweeper, gateway_stopping
 from gateway.inspector.admin import AdminServer, AdminSources, FleetStatus, ReloadStatus
 from gateway.inspector.sources import InspectorSources
+from gateway.overload.accept import Acceptor
+from gateway.overload.guard import Guard
 from gateway.prefix.matching import Matching
 from gateway.prompt.tokenizer import TokenizerError
+from gateway.residency.fleets import Residencies
 from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
 from gateway.telemetry.decisions import DecisionLog
@@ -55,6 +58,8 @@ _BACKLOG = 4096
 _POLL = 0.02
 _FLUSH = 1.0
 _RETIRE_POLL = 0.25
+_IDLE = 1.0
+"""Seconds without a request after which a connection is closed where descriptors are short."""
 
 
 class Gateway:
@@ -103,6 +108,7 @@ class Gateway:
         self._tenancy = Tenancy(time.monotonic)
         self._admissions = Admissions(loop)
         self._tasks = TaskGroup("gateway")
+        self._residencies = Residencies(self._session, clock=time.monotonic, feeds=lambda: self._matching.feeds)
         self._tracing = Tracing.from_config(config.telemetry)
         self._request_log = RequestLogWriter.from_config(config.telemetry.request_log)
         self.decisions = DecisionLog(config.telemetry.decisions)
@@ -122,6 +128,7 @@ class Gateway:
             loop=loop,
         )
         self._admit_by(config)
+        self.proxy.session_ended = self._residencies.session_ended
         self._server = GatewayServer(
             self.proxy.handle,
             on_refused=self.proxy.refused,
@@ -129,13 +136,15 @@ class Gateway:
             keep_alive=config.limits.keep_alive,
             loop=loop,
         )
+        self._guard = self.proxy.guard = Guard(loop, rss=self._monitor.rss, on_descriptors=self._close_idle)
+        self._guard_by(config)
         self._logs_dropped = logs_dropped
         self._on_reload = on_reload
         self._read_metrics()
         self.inspector = self._inspector_sources()
         self._admin = AdminServer(config.admin, self._admin_sources(), __version__, self.inspector)
         self._watcher = ConfigWatcher(config_path, config, self._reconfigure) if config_path is not None else None
-        self._listener: asyncio.Server | None = None
+        self._listener: Acceptor | None = None
         self.port = config.listen.port
 
     @property
@@ -158,14 +167,17 @@ class Gateway:
             self._match_by(self.config, self._fleets, await self._load_tokenizers(self.config))
             await self._admin.start()
             listen = self.config.listen
-            self._listener = await self._loop.create_server(self._server, listen.host, listen.port, backlog=_BACKLOG)
+            self._listener = Acceptor(self._loop, self._server, self._guard)
+            await self._listener.start(listen.host, listen.port, _BACKLOG)
         except (OSError, TokenizerError, KeysError):
             await self._close()
             raise
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self.port = self._listener.port
+        self._guard.start()
         self._sweeper.start(self._server)
         self._health.start()
         self._matching.start()
+        self._residencies.start()
         self._export_metrics()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
         self._tenancy.announce()
@@ -217,9 +229,13 @@ class Gateway:
 
     async def _close(self) -> None:
         self.proxy.stopping = True
+        if self._listener is not None:
+            await self._listener.stop()
+        self._guard.stop()
         await self._server.shutdown(_FLUSH)
         await self._health.stop()
         await self._matching.stop()
+        await self._residencies.stop()
         self._admissions.stop()
         self._sweeper.stop()
         self._pool.close()
@@ -246,10 +262,35 @@ class Gateway:
     def _match_by(self, config: "Config", fleets: Fleets, tokenizers: "dict[str, PromptTokenizer]") -> None:
         self._matching.use(config, fleets, tokenizers)
         self.proxy.matchers = self._matching.matchers
+        self._residencies.use(config, fleets)
+        self.proxy.residencies = self._residencies.fleets
+        self._warm_reservations()
 
     def _admit_by(self, config: "Config") -> None:
         self._admissions.configure(config, self._fleets)
         self.proxy.admissions = self._admissions if self._admissions.needed else None
+        self._warm_reservations()
+
+    def _warm_reservations(self) -> None:
+        """Where a slot is reserved for a conversation's next stage, residency is told."""
+        fleets = self._residencies.fleets
+        for name, gate in self._admissions.gates.items():
+            gate.reservations.warm = live.reserved if (live := fleets.get(name)) is not None else None
+
+    def _drain(self, worker_id: str) -> bool:
+        """Let a worker finish; what it holds of live conversations moves on."""
+        known = self._health.drain(worker_id)
+        if known:
+            self._residencies.drained(worker_id)
+        return known
+
+    def _guard_by(self, config: "Config") -> None:
+        self._guard.configure(config.overload, [stage.priority for stage in config.stages.values()])
+
+    def _close_idle(self) -> None:
+        """Descriptors are short: let go of those that nobody uses now."""
+        self._server.close_idle_for(_IDLE)
+        self._pool.prune(_IDLE)
 
     async def _reconfigure(self, config: "Config") -> None:
         """Put another configuration into effect: all of it, or nothing when a part can't be built."""
@@ -277,6 +318,7 @@ class Gateway:
         self.proxy.tenants = self._tenancy.current
         self._match_by(config, fleets, tokenizers)
         self._admit_by(config)
+        self._guard_by(config)
         self._name_labels()
         old_log, self._request_log = self._request_log, request_log
         self.decisions.configure(config.telemetry.decisions)
@@ -326,11 +368,14 @@ class Gateway:
             dropped=dropped,
             loop=self._monitor,
             tenants=self._tenancy.accounts,
+            overload=self._guard,
             queues=self._admissions.readings,
             parity=self._matching.parity,
             truth=lambda: self._matching.truth,
             feeds=lambda: feeds.snapshot() if (feeds := self._matching.feeds) is not None else (),
             prefix_maps=lambda: feeds.index.maps if (feeds := self._matching.feeds) is not None else {},
+            residencies=self._residencies.readings,
+            hint_latency=lambda: self._residencies.delivery.latency,
         )
 
     def _inspector_sources(self) -> InspectorSources:
@@ -339,22 +384,26 @@ class Gateway:
             fleets=lambda: self._fleets,
             lives=self._health.snapshot,
             degraded=lambda: {
-                fleet.name: fleet_status(fleet, self._matching.degraded(fleet.name)).degraded for fleet in self._fleets
+                fleet.name: fleet_status(fleet, self._degraded(fleet.name)).degraded for fleet in self._fleets
             },
             matchers=lambda: self._matching.matchers,
             index=lambda: feeds.index if (feeds := self._matching.feeds) is not None else None,
             metrics=self.metrics,
             decisions=self.decisions,
-            drain=self._health.drain,
+            drain=self._drain,
             undrain=self._health.undrain,
             clock=time.monotonic,
             hot=self._matching.hot,
             registry=self._registry,
+            residency=self._residencies.document,
         )
+
+    def _degraded(self, fleet: str) -> list[str]:
+        return [*self._matching.degraded(fleet), *self._residencies.degraded(fleet)]
 
     def _admin_sources(self) -> AdminSources:
         def fleets() -> list[FleetStatus]:
-            return [fleet_status(fleet, self._matching.degraded(fleet.name)) for fleet in self._fleets]
+            return [fleet_status(fleet, self._degraded(fleet.name)) for fleet in self._fleets]
 
         def reload() -> ReloadStatus:
             watcher = self._watcher
@@ -374,7 +423,7 @@ class Gateway:
             metrics=metrics,
             reload=reload,
             draining=lambda: self.proxy.draining,
-            degraded=lambda: self._tenancy.degraded,
+            degraded=lambda: [*self._tenancy.degraded, *self._guard.degraded],
             information=lambda: self._tenancy.information,
         )
 

@@ -63,6 +63,14 @@ def arrive(journey: "Journey", fleet: "Fleet", admissions: "Admissions") -> None
     gate.arrive(ticket, now)
 
 
+def priority_of(journey: "Journey") -> int:
+    """The class that a request is of, smaller is sooner, whether it stands before a gate or not. For when somebody has to go."""
+    if journey.ticket is not None:
+        return journey.ticket.priority
+    asked = journey.request.message.headers if journey.head is not None and journey.head.asked else _NO_FIELDS
+    return (journey.stage.priority if journey.stage is not None else 0) + asked_priority(asked, journey.parsed)
+
+
 def leave(journey: "Journey") -> None:
     """The request is over, in whichever way: the next may come."""
     gate, ticket = journey.gate, journey.ticket

@@ -91,9 +91,9 @@ class UpstreamPool:
         connection.idle_since = self._loop.time()
         idle.append(connection)
 
-    def prune(self) -> None:
-        """Close what has been idle for too long; called now and then."""
-        oldest = self._loop.time() - self.max_idle_seconds
+    def prune(self, longest: float | None = None) -> None:
+        """Close what has been idle for too long, or for `longest` seconds; called now and then."""
+        oldest = self._loop.time() - (self.max_idle_seconds if longest is None else longest)
         for worker, idle in list(self._idle.items()):
             keep = [c for c in idle if c.idle_since >= oldest and c.transport is not None]
             for connection in idle:

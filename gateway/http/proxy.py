@@ -13,7 +13,7 @@ import structlog
 
 from gateway.errors import GatewayError, Retry, Source
 from gateway.http import hints
-from gateway.http.admission import arrive, leave
+from gateway.http.admission import arrive, leave, priority_of
 from gateway.http.attempts import STALE, Attempts
 from gateway.http.errors import client_error, error_answer, unexpected
 from gateway.http.headers import RequestIds
@@ -29,6 +29,8 @@ from gateway.telemetry.record import Decided, loads_of
 from policies.base import Candidate, Decision, Match, RouteRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.admission.controller import Admissions
     from gateway.admission.tenants import Tenants
     from gateway.config.schema import Config
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from gateway.http.pool import UpstreamPool
     from gateway.http.report import Reports
     from gateway.http.sweep import Sweeper
+    from gateway.overload.guard import Guard
     from gateway.prefix.lookup import Lookup, Matcher
     from gateway.residency.live import FleetResidency
     from gateway.telemetry.spans import Tracing
@@ -58,6 +61,7 @@ class Proxy:
         fleets: the routing table; replaced as a whole by `reconfigure`.
         tenants: who may use it; None: everybody.
         admissions: where requests wait for their turn; None: nowhere.
+        guard: says what is refused because the process is at its limit; None: nothing is.
         residencies: by fleet, what is wished of the workers' caches; fleets without cost nothing.
         stopping: the grace period is over.
     """
@@ -82,6 +86,7 @@ class Proxy:
         self.stopping = False
         self.tenants: Tenants | None = None
         self.admissions: Admissions | None = None
+        self.guard: Guard | None = None
         self.residencies: Mapping[str, FleetResidency] = {}
         self._local = LocalAnswers(
             cards, ids=ids, limits=config.limits, any_routable=self._any_routable, refused=self.refused
@@ -106,6 +111,15 @@ class Proxy:
         self._attempts.matchers = matchers
 
     @property
+    def session_ended(self) -> "Callable[[str], int]":
+        """Told of conversations that their clients have ended (`LocalAnswers.session_ended`)."""
+        return self._local.session_ended
+
+    @session_ended.setter
+    def session_ended(self, ended: "Callable[[str], int]") -> None:
+        self._local.session_ended = ended
+
+    @property
     def draining(self) -> bool:
         """The gateway is being stopped: answers ask clients to close their connection."""
         return self._attempts.draining
@@ -128,7 +142,10 @@ class Proxy:
         reports = self._reports
         journey = Journey(request, route, target, monotonic())
         reports.begun(journey)
+        guard = self.guard
         try:
+            if guard is not None and guard.step:
+                guard.check(None)
             if self._tracing is not None:
                 journey.tracing = self._tracing
                 journey.trace = trace = self._tracing.begin(message.headers)
@@ -139,6 +156,8 @@ class Proxy:
                 admit(journey, journey.tenant, fleet)
             if self.admissions is not None:
                 arrive(journey, fleet, self.admissions)
+            if guard is not None and guard.step:
+                guard.check(priority_of(journey))
             return await self._relay(journey, fleet)
         except GatewayError as error:
             return self._failed(journey, error)

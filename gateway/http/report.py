@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from gateway.overload.guard import REASON
 from gateway.telemetry.capture import Capturing
 from gateway.telemetry.logs import RequestLog
 from gateway.telemetry.metrics import Metrics, Outcome
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from gateway.http.journey import Journey
     from gateway.telemetry.decisions import DecisionLog, RequestRecord
 
+SHED = frozenset({REASON, "deadline_unreachable", "deadline_missed", "queue_full", "queue_timeout", "shed"})
+"""Refusals that come in floods when there is too much to do: counted like all others, recorded like successes, and in no log line each."""
 _SESSION_PATHS = tuple((name,) for name in SESSION_FIELDS)
 
 
@@ -78,17 +81,18 @@ class Reports:
             journey.error_type,
             trace.trace_id if trace is not None and sampled else None,
         )
+        shed = journey.error_type in SHED
         if self.recording or sampled:
             self._decisions.running_now.discard(journey)
             if (
                 sampled
                 or self._writer is not None
-                or self._decisions.wants(first_byte or 0.0, journey.error_type, journey.end)
+                or self._decisions.wants(first_byte or 0.0, None if shed else journey.error_type, journey.end)
             ):
                 self._recorded(journey, sampled=sampled)
             elif journey.pace is not None and (gaps := journey.pace.gaps()) is not None:
                 self.metrics.paused(model, gaps.max)
-        if self._log_successes or journey.outcome is Outcome.FAILED:
+        if self._log_successes or (journey.outcome is Outcome.FAILED and not shed):
             self._lines.ended(
                 request_id=journey.request_id.decode(),
                 trace_id=trace.trace_id if trace is not None else None,

@@ -156,6 +156,10 @@ class ClientConnection(RequestHandler):
         """It carries no request."""
         return self._current_request is None and not self._messages
 
+    def idle_until(self, latest: float) -> bool:
+        """Whether it has carried a request and would be closed for idleness by loop time `latest`."""
+        return 0 < self._next_keepalive_close_time <= latest
+
     def cancel(self) -> None:
         """Cancel the handler of the request that it carries, if any."""
         if not self.idle and self._task_handler is not None:
@@ -345,6 +349,13 @@ class GatewayServer(web.Server):
         """Close the connections that carry no request now; the others are closed by their answer."""
         for connection in list(self._connections):
             if isinstance(connection, ClientConnection) and connection.idle:
+                connection.close()
+
+    def close_idle_for(self, seconds: float) -> None:
+        """Close the connections that have carried a request, and none for so long: their clients know that an idle connection may end."""
+        latest = self._loop.time() - seconds + self._options["keepalive_timeout"]
+        for connection in list(self._connections):
+            if isinstance(connection, ClientConnection) and connection.idle and connection.idle_until(latest):
                 connection.close()
 
     def cancel_requests(self) -> None:

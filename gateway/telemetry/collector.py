@@ -14,8 +14,10 @@ from gateway.telemetry import names
 from gateway.telemetry.families import counter, gauge, histograms
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.hyperpod import hyperpod_families
+from gateway.telemetry.overload import OverloadReading, overload_families
 from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
+from gateway.telemetry.residency import ResidencyReading, residency_families
 from gateway.telemetry.tenants import TenantReading, tenant_families
 from gateway.telemetry.truth import truth_families
 from gateway.telemetry.workers import QueueReading, WorkerReading, fleet_families, worker_families, worker_rows
@@ -50,6 +52,9 @@ class Readings:
         parity: how every worker's tokens agree with ours, each with its fleet's name.
         truth: predicted against actual cached tokens, by worker.
         tenants: what each tenant has used, by its name.
+        residencies: hints and what became of them, one reading for each fleet that has any.
+        hint_latency: seconds of a hint's calls, by driver.
+        overload: how near the process is to its limits.
     """
 
     workers: Callable[[], Iterable[tuple[str, WorkerReading]]] = tuple
@@ -65,6 +70,9 @@ class Readings:
     parity: "Callable[[], Iterable[tuple[str, ParityStatus]]]" = tuple
     truth: "Callable[[], Iterable[tuple[str, WorkerTruth]]]" = tuple
     tenants: "Callable[[], Iterable[tuple[str, TenantReading]]]" = tuple
+    residencies: Callable[[], Iterable[ResidencyReading]] = tuple
+    hint_latency: Callable[[], Mapping[str, Histogram]] = dict
+    overload: "OverloadReading | None" = None
 
 
 class Snapshot(BaseCollector):
@@ -112,7 +120,9 @@ class Collector:
             *parity_families(readings.parity()),
             *truth_families(readings.truth(), rows.models()),
         )
-        now = [*self._totals(), *self._decisions(), *prefix, *tenant_families(readings.tenants()), *self._process()]
+        hints = residency_families(readings.residencies(), readings.hint_latency())
+        tenants = tenant_families(readings.tenants())
+        now = [*self._totals(), *self._decisions(), *prefix, *hints, *tenants, *self._process()]
         later = partial(_later, rows, _Requests(series), list(readings.feeds()), metrics.hyperpod)
         return Snapshot(now, later)
 
@@ -175,6 +185,8 @@ class Collector:
         for signal, value in readings.dropped().items():
             dropped.add_metric([signal], value)
         yield dropped
+        if readings.overload is not None:
+            yield from overload_families(readings.overload)
         build = gauge("warmroute_build_info", "1, with the version as a label", "version")
         build.add_metric([self._version], 1)
         yield build
