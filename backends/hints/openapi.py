@@ -15,3 +15,8 @@ def names_member(body: bytes, name: str) -> bool:
     A search, not a parse: the description is some 200 KB, and a property's name stands there as a key in any case.
     """
     return re.search(rb'"%b"\s*:\s*\{' % re.escape(name.encode()), body) is not None
+
+
+def names_path(body: bytes, path: str) -> bool:
+    """Whether the description has a route with exactly this path. Never raises. A search, like `names_member`."""
+    return re.search(rb'"%b"\s*:\s*\{' % re.escape(path.encode()), body) is not None

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from backends.hints.hyperpod import HyperPodDriver
 from backends.hints.kv_hints import KvHintsDriver
 from backends.hints.kv_transfer_params import KvTransferParamsDriver
+from backends.hints.lmcache import LMCacheDriver
+from backends.hints.lmcache_common import Place
+from backends.hints.lmcache_controller import LMCacheControllerDriver
+from backends.hints.lmcache_coordinator import LMCacheCoordinatorDriver
 from backends.hints.warm import WarmDriver
 
 if TYPE_CHECKING:
@@ -45,10 +50,25 @@ def _warm(target: HintTarget) -> "HintDriver":
     return WarmDriver(target.model, priority=target.option("priority", None))
 
 
+def _place(target: HintTarget) -> Place:
+    return Place(
+        model=target.option("model", target.model),
+        world_size=target.option("world_size", 1),
+        chunk=target.option("chunk", None),
+        instance=target.option("instance", ""),
+        worker=target.worker,
+        salt_quota=target.option("salt_quota", None),
+    )
+
+
 HINT_DRIVERS: Mapping[str, "Callable[[HintTarget], HintDriver]"] = MappingProxyType(
     {
         "kv-hints": lambda _target: KvHintsDriver(),
         "kv-transfer-params": lambda _target: KvTransferParamsDriver(),
+        "lmcache": lambda target: LMCacheDriver(_place(target)),
+        "lmcache-coordinator": lambda target: LMCacheCoordinatorDriver(_place(target)),
+        "lmcache-controller": lambda target: LMCacheControllerDriver(_place(target)),
+        "hyperpod": lambda target: HyperPodDriver(_place(target)),
         "warm": _warm,
     }
 )
@@ -56,7 +76,7 @@ HINT_DRIVERS: Mapping[str, "Callable[[HintTarget], HintDriver]"] = MappingProxyT
 
 AT_WORKER = ("kv-hints",)
 """What `auto` asks the worker itself for, the best first. Not kv-transfer-params: that it is read does not show from outside."""
-AT_SERVER: tuple[str, ...] = ()
+AT_SERVER: tuple[str, ...] = ("lmcache-coordinator", "lmcache", "lmcache-controller")
 """What `auto` asks a configured hint server for, the best first."""
 SPEAK_TO_SERVERS: frozenset[str] = frozenset()
 """Drivers that need the URL of a hint server."""
