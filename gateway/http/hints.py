@@ -13,6 +13,8 @@ import orjson
 from backends.hints.model import Fate, Hint, Subject
 from gateway.http.splice import with_member
 from gateway.prompt.prompt import How
+from gateway.residency.client_words import client_words
+from gateway.residency.residency import Asked
 from gateway.telemetry.metrics import Outcome
 from policies.base import Explaining
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from gateway.prefix.lookup import Lookup
     from gateway.prompt.prompt import Prompt
     from gateway.residency.live import FleetResidency, Note
-    from gateway.residency.residency import Asked
     from gateway.residency.speakers import Speaker
     from policies.base import Candidate, Match, Policy, RouteRequest
 
@@ -48,7 +49,7 @@ class Hinted:
 
     __slots__ = ("asked", "inside", "live", "notes", "refused", "suspects", "waited")
 
-    def __init__(self, live: "FleetResidency", asked: "Asked") -> None:
+    def __init__(self, live: "FleetResidency", asked: Asked) -> None:
         self.live = live
         self.asked = asked
         self.inside: list[tuple[Speaker, Hint]] = []
@@ -172,10 +173,7 @@ def _hinted(journey: "Journey", live: "FleetResidency") -> Hinted | None:
     return hinted
 
 
-def _asked(journey: "Journey", lookup: "Lookup") -> "Asked":
-    from gateway.residency.client_words import client_words  # noqa: PLC0415
-    from gateway.residency.residency import Asked  # noqa: PLC0415
-
+def _asked(journey: "Journey", lookup: "Lookup") -> Asked:
     prompt, parsed, head = lookup.prompt, journey.parsed, journey.head
     model, salt = parsed.get("model"), parsed.get("cache_salt")
     known = journey.fleet is None or model is None or model in journey.fleet.own_names
@@ -194,9 +192,11 @@ def _asked(journey: "Journey", lookup: "Lookup") -> "Asked":
 
 def _session(journey: "Journey") -> str:
     """The conversation that a request names: by header field, ``metadata.session_id`` or ``session_id``; empty: it names none."""
-    head, parsed = journey.head, journey.parsed
+    head, parsed, ticket = journey.head, journey.parsed, journey.ticket
     name = ""
-    if head is not None and head.session:
+    if ticket is not None and ticket.session:
+        name = ticket.session  # as reservations know it
+    elif head is not None and head.session:
         name = head.session.decode("latin-1")
     else:
         metadata = parsed.get("metadata")

@@ -168,6 +168,13 @@ class Api:
                 errors={400: "a parameter makes no sense"},
             ),
             Endpoint(
+                method="GET",
+                path="/api/residency",
+                handler=self._residency,
+                summary="What workers are told about what to keep and fetch",
+                answers="for each fleet: rules with the fates of their hints, the latest hints, budget, and what each worker understands",
+            ),
+            Endpoint(
                 method="POST",
                 path="/api/explain",
                 handler=self._explain,
@@ -298,6 +305,10 @@ class Api:
         except ValueError:
             return failure(400, f"limit is a number from 1 to {MOST}")
         return answer(prefix_document(self._sources, limit, request.query.get("model") or None))
+
+    async def _residency(self, _request: web.Request) -> web.Response:
+        now = self._sources.clock()
+        return answer({"now": now, **self._sources.residency()})
 
     async def _config(self, _request: web.Request) -> web.Response:
         config = self._sources.config()

@@ -33,6 +33,7 @@ class InspectorSources:
         clock: monotonic seconds, the same as the data plane's.
         hot: prefixes by use.
         registry: builds the policies that a request is explained by.
+        residency: what workers are told about their caches (`gateway.residency.fleets.Residencies.document`).
     """
 
     config: "Callable[[], Config]"
@@ -48,3 +49,4 @@ class InspectorSources:
     clock: Callable[[], float]
     hot: HotPrefixes = field(default_factory=HotPrefixes)
     registry: Registry = field(default_factory=Registry.default)
+    residency: Callable[[], Mapping[str, Any]] = dict

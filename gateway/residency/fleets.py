@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 
 TICK: Final = 1.0
 """Seconds between two looks at what time alone brings, at most."""
-SOONEST: Final = 0.05
+TIERS: Final = ("device", "l1", "l2")
+"""The fastest first: what has come nearer than was wished has come."""
+SOONEST: Final = 0.25
+"""And at least; as often as this while events are looked for that confirm hints."""
+CONFIRMED: Final = 256
+"""Hints that are looked for at a time."""
 
 _log = structlog.get_logger(__name__)
 
@@ -170,12 +175,28 @@ class Residencies:
             now = self._clock()
             soonest = now + TICK
             for live in self.fleets.values():
+                if live.core.wants_events:
+                    self._confirm(live, now)
+                    soonest = now
                 live.say(live.core.tick(now))
                 for text in live.core.ledger.news:
                     _log.warning("residency", model=live.name, detail=text)
                 live.core.ledger.news.clear()
                 soonest = min(soonest, live.core.next_tick)
             await asyncio.sleep(max(SOONEST, soonest - self._clock()))
+
+    def _confirm(self, live: FleetResidency, now: float) -> None:
+        """Look in the map for what was to be fetched: what a worker's events have put there was done."""
+        feeds = self._feeds()
+        maps = feeds.index.maps if feeds is not None else {}
+        for (worker_id, mark), entry in list(live.core.ledger.watched.items())[:CONFIRMED]:
+            if not entry.said:
+                continue
+            tiers = TIERS[: TIERS.index(entry.target) + 1]
+            for known in maps.values():
+                match = known.match([mark], 1).held().get(worker_id)
+                if match is not None and match.source == "event" and any(getattr(match, tier) for tier in tiers):
+                    live.core.event(worker_id, entry.target, [mark], stored=True, now=now)
 
     def _built(self, fleet: "Fleet", section: "ResidencyConfig") -> FleetResidency:
         # A reload replaces the fleet; its residency goes on with the workers that there are then.

@@ -15,6 +15,7 @@ from gateway.prompt.blocks import Chain
 
 if TYPE_CHECKING:
     from backends.hints.base import HintCall
+    from gateway.admission.stages import Stage
     from gateway.fleet.worker import Worker
     from gateway.prefix.feed import Feeds
     from gateway.residency.delivery import Delivery
@@ -29,8 +30,6 @@ _log = structlog.get_logger(__name__)
 INSIDE: Final = "inside"
 BESIDE: Final = "beside"
 NOBODY: Final = "nobody"
-ASSUMED_KV_BYTES: Final = 131_072
-"""Bytes of a token's keys and values where nobody has said it: a model of 8 B parameters with grouped queries in 16 bits."""
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
@@ -151,6 +150,10 @@ class FleetResidency:
         self.say(hints)
         return len(hints)
 
+    def reserved(self, session: str, stage: "Stage", worker: "Worker") -> None:
+        """A slot is kept at `worker` for a conversation's request of `stage`: `gateway.admission.reservations.Warm`."""
+        self.say(self.core.reserved(session, stage.name, worker, self._clock()))
+
     def draining(self, worker: "Worker") -> int:
         """A worker will be gone soon. How many hints that gave."""
         others = [each for each in self.workers.values() if each is not worker and each.routable]
@@ -176,8 +179,7 @@ def moved_bytes(workers: "Mapping[str, Worker]", hint: Hint, call: "HintCall | N
     if call is not None and call.bytes_moved:
         return call.bytes_moved
     worker = workers.get(hint.worker)
-    size = worker.capabilities.kv_bytes_per_token if worker is not None else None
-    return (hint.stop - hint.start) * (size or ASSUMED_KV_BYTES)
+    return 0 if worker is None else (hint.stop - hint.start) * worker.capabilities.profile.kv_bytes_per_token
 
 
 def holds_of(feeds: "Callable[[], Feeds | None]") -> "Callable[[Subject], Mapping[str, Match]]":

@@ -3,15 +3,20 @@
 import asyncio
 import json
 from array import array
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from backends.hints.model import Action, Hint, Subject
 from backends.vllm import VLLMDriver
+from gateway.app import Gateway
+from gateway.config.load import loads
 from gateway.fleet.asking import open_session
 from gateway.fleet.worker import Worker, WorkerState
+from simulator.tokenizer import DATA
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -103,3 +108,66 @@ def ready_worker(url="http://127.0.0.1:1", **options):
     worker.state = WorkerState.READY
     worker.routable = True
     return worker
+
+
+class Scene:
+    """A running gateway with residency, its workers, and a client."""
+
+    def __init__(self, gateway, http, model):
+        self.gateway = gateway
+        self.http = http
+        self.model = model
+        self.url = f"http://127.0.0.1:{gateway.port}"
+        self.admin = f"http://127.0.0.1:{gateway.admin_port}"
+
+    async def chat(self, *texts, headers=None, path="/v1/chat/completions", **fields):
+        """(status, document, header fields) of a chat that is read to its end."""
+        messages = [
+            {"role": "user" if index % 2 == 0 else "assistant", "content": text} for index, text in enumerate(texts)
+        ]
+        body = {"model": self.model, "messages": messages, "max_tokens": 2, **fields}
+        async with self.http.post(f"{self.url}{path}", json=body, headers=headers or {}) as answer:
+            return answer.status, await answer.json(), answer.headers
+
+    async def residency(self):
+        async with self.http.get(f"{self.admin}/api/residency") as answer:
+            return await answer.json()
+
+    async def hints(self):
+        """The latest hints, the first one first."""
+        (fleet,) = (await self.residency())["fleets"]
+        return fleet["hints"][::-1]
+
+    async def until(self, condition):
+        """Wait until `condition` of the latest hints holds, and give them."""
+        while not condition(hints := await self.hints()):  # noqa: ASYNC110 - the books tell nobody
+            await asyncio.sleep(0.01)
+        return hints
+
+
+@pytest.fixture
+async def gateway_before():
+    """`gateway_before(urls, ...)`: a `Scene` before the workers at these URLs."""
+    async with AsyncExitStack() as stack:
+
+        async def gateway_before(
+            urls, *, hints="{driver: kv-hints}", residency="{}", model="", top="", driver="vllm", capabilities="{}"
+        ):
+            lines = "\n".join(
+                f'      - {{url: "{url}", driver: {driver}, hints: {hints}, capabilities: {capabilities}}}'
+                for url in urls
+            )
+            one = Gateway(
+                loads(
+                    "listen: {port: 0}\nadmin: {port: 0}\nhealth: {interval: 100ms, slow_start: 0, ejection: {base: 10ms}}\n"
+                    f"residency: {residency}\n{top}"
+                    f"models:\n  - name: sim\n    policy: ttft\n    tokenizer: {DATA}\n{model}    workers:\n{lines}\n"
+                )
+            )
+            await one.start()
+            stack.push_async_callback(one.stop, 1.0)
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            assert await one.wait_ready(20)
+            return Scene(one, http, "sim")
+
+        yield gateway_before
