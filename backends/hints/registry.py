@@ -78,7 +78,7 @@ AT_WORKER = ("kv-hints",)
 """What `auto` asks the worker itself for, the best first. Not kv-transfer-params: that it is read does not show from outside."""
 AT_SERVER: tuple[str, ...] = ("lmcache-coordinator", "lmcache", "lmcache-controller")
 """What `auto` asks a configured hint server for, the best first."""
-SPEAK_TO_SERVERS: frozenset[str] = frozenset()
+SPEAK_TO_SERVERS = frozenset({"hyperpod", "lmcache", "lmcache-controller", "lmcache-coordinator"})
 """Drivers that need the URL of a hint server."""
 
 

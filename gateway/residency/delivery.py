@@ -7,7 +7,7 @@ a while, longer each time; what does not fit, or comes too late, is dropped and 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from backends.hints.model import Fate, Hint
 from gateway.residency.calls import Said, make
@@ -228,9 +228,7 @@ class Delivery:
             call = answer.then
 
     async def _call(self, worker: "Worker", speaker: "Speaker", call: "HintCall") -> Said:
-        beside = call.server == "hints" and speaker.url
-        url = speaker.url if beside else worker.url
-        headers: dict[str, Any] = {} if beside else dict(worker.request_headers())
+        url, headers = speaker.place(call, worker)
         if not call.prefills:
             return await make(self._session, call, url, headers, TIMEOUT)
         # It is work for the worker like any other; of its speed nothing is learned from it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import structlog
 
-from backends.hints.registry import AT_SERVER, AT_WORKER, HINT_DRIVERS, HintTarget, hint_driver
+from backends.hints.registry import AT_SERVER, AT_WORKER, HintTarget, hint_driver
 from gateway.fleet.worker import Worker, WorkerState
 from gateway.residency.calls import make
 from gateway.residency.speakers import NOBODY, Speaker, Speakers
@@ -15,8 +15,6 @@ from gateway.tasks import TaskGroup
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from backends.hints.base import HintDriver
 
 LOOK: Final = 0.5
 """Seconds between two looks at which workers want asking."""
@@ -29,6 +27,7 @@ LANE: Final = 8
 """Workers that are asked at once."""
 AUTO: Final = "auto"
 NONE: Final = "none"
+PROBED: Final = "probed"
 
 _log = structlog.get_logger(__name__)
 
@@ -56,17 +55,34 @@ class Probed:
         worker: who.
         target: what drivers must know of it.
         wanted: names of drivers as configured.
+        configured: those that are configured by name, whatever they answer.
         speakers: those that may be used now.
         asked: what was found out, for the inspector.
         refused: drivers that it has refused since it was asked last.
     """
 
-    __slots__ = ("_due", "_generation", "asked", "probing", "refused", "speakers", "target", "wanted", "worker")
+    __slots__ = (
+        "_due",
+        "_generation",
+        "asked",
+        "configured",
+        "probing",
+        "refused",
+        "speakers",
+        "target",
+        "wanted",
+        "worker",
+    )
 
     def __init__(self, worker: Worker, target: HintTarget, wanted: Sequence[str]) -> None:
         self.worker = worker
         self.target = target
         self.wanted = tuple(wanted)
+        self.configured = {
+            name: Speaker(hint_driver(name, target), target.url, target.option("api_key", ""))
+            for name in self.wanted
+            if name not in {AUTO, NONE}
+        }
         self.speakers: Speakers = NOBODY
         self.asked: list[DriverStatus] = []
         self.refused: set[str] = set()
@@ -93,7 +109,7 @@ class Probed:
         return not self.probing and now >= self._due
 
     def learned(self, answers: "Sequence[tuple[Speaker, bool, str]]", now: float) -> None:
-        """It was asked: each driver that `auto` stands for, whether it is spoken there, and why."""
+        """It was asked: each driver that was, whether it is spoken there, and why. Drivers learn from answers to their own questions."""
         self.refused.clear()
         self._settle(answers)
         self._due = now + (AGAIN if self.speakers.all or not self.auto else AGAIN / 10)
@@ -117,19 +133,20 @@ class Probed:
 
     def _settle(self, answers: "Sequence[tuple[Speaker, bool, str]]") -> None:
         speakers: list[Speaker] = []
+        said = {id(speaker): how for speaker, _, how in answers}
         self.asked = []
         for name in self.wanted:
-            if name == NONE:
-                continue
             if name == AUTO:
                 for speaker, speaks, how in answers:
                     self.asked.append(DriverStatus(speaker.name, speaks, how, speaker.url))
                     if speaks:
                         speakers.append(speaker)
-            else:
-                speaker = Speaker(hint_driver(name, self.target), self.target.url)
-                self.asked.append(DriverStatus(name, True, "configured", speaker.url))
-                speakers.append(speaker)
+            elif name in self.configured:
+                own = self.configured[name]
+                how = said.get(id(own), PROBED)
+                how = "configured" if how == PROBED else f"configured; {how}"
+                self.asked.append(DriverStatus(name, True, how, own.url))
+                speakers.append(own)
         self.speakers = Speakers(speakers)
 
 
@@ -184,11 +201,13 @@ class Prober:
     async def _ask(self, probed: Probed) -> None:
         try:
             async with self._lane:
-                answers = []
-                if probed.auto:
-                    answers += [await self._probe(probed, name, "") for name in AT_WORKER]
-                    if url := probed.target.url:
-                        answers += [await self._probe(probed, name, url) for name in AT_SERVER if name in HINT_DRIVERS]
+                target = probed.target
+                url, key = target.url, target.option("api_key", "")
+                asked = [Speaker(hint_driver(name, target)) for name in AT_WORKER if probed.auto]
+                asked += [Speaker(hint_driver(name, target), url, key) for name in AT_SERVER if probed.auto and url]
+                # Servers tell their drivers what they can do; what is said to workers themselves needs no question.
+                asked += [speaker for speaker in probed.configured.values() if speaker.url]
+                answers = [await self._probe(probed, speaker) for speaker in asked]
             before = {speaker.name for speaker in probed.speakers.all}
             probed.learned(answers, self._clock())
             after = {speaker.name for speaker in probed.speakers.all}
@@ -197,16 +216,12 @@ class Prober:
         finally:
             probed.probing = False
 
-    async def _probe(self, probed: Probed, name: str, url: str) -> tuple[Speaker, bool, str]:
-        driver: HintDriver = hint_driver(name, probed.target)
-        speaker = Speaker(driver, url)
-        call = driver.probe()
+    async def _probe(self, probed: Probed, speaker: Speaker) -> tuple[Speaker, bool, str]:
+        call = speaker.driver.probe()
         if call is None:
             return speaker, False, "can't be asked: name it in the configuration"
-        base = probed.worker.url if call.server == "worker" or not url else url
-        headers = probed.worker.request_headers() if base == probed.worker.url else {}
-        said = await make(self._session, call, base, headers, TIMEOUT, most=MOST)
+        said = await make(self._session, call, *speaker.place(call, probed.worker), TIMEOUT, most=MOST)
         if said.error:
             return speaker, False, f"{call.path}: {said.error}"
-        speaks = driver.speaks(said.status, said.body)
-        return speaker, speaks, "probed" if speaks else f"{call.path}: status {said.status}, does not speak it"
+        speaks = speaker.driver.speaks(said.status, said.body)
+        return speaker, speaks, PROBED if speaks else f"{call.path}: status {said.status}, does not speak it"

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from backends.hints.base import HintDriver
+    from backends.hints.base import HintCall, HintDriver
     from backends.hints.model import Action, Hint, TierName
+    from gateway.fleet.worker import Worker
 
 
 class Speaker(msgspec.Struct, frozen=True, gc=False):
@@ -17,15 +18,23 @@ class Speaker(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         driver: the protocol.
         url: of its hint server, without a trailing slash; empty: the worker itself.
+        key: sent to that server as a bearer token; empty: none.
     """
 
     driver: "HintDriver"
     url: str = ""
+    key: str = ""
 
     @property
     def name(self) -> str:
         """The driver's."""
         return self.driver.name
+
+    def place(self, call: "HintCall", worker: "Worker") -> "tuple[str, Mapping[str, str]]":
+        """Where to make `call`: the base URL, and header fields of ours. Each key goes to its own server only."""
+        if call.server == "hints" and self.url:
+            return self.url, {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return worker.url, worker.request_headers()
 
 
 class Way(msgspec.Struct, frozen=True, gc=False):

@@ -5,6 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from backends.hints.base import HintCall
+from backends.hints.model import Action, Hint, Subject
 from backends.hints.registry import HINT_DRIVERS, HintTarget
 from gateway.fleet.worker import WorkerState
 from gateway.residency import probing as module
@@ -26,6 +28,10 @@ async def prober(session, monkeypatch):
 
 def described(server, text):
     server.answer = lambda _request, _body: web.Response(body=text, content_type="application/json")
+
+
+def make_hint_of(action):
+    return Hint(id=1, action=Action(action), rule="r", worker="w", subject=Subject("m", 10, {}), stop=10, source="l2")
 
 
 async def until(condition):
@@ -68,6 +74,39 @@ async def test_what_is_configured_is_used_without_a_question(server, prober, mak
     assert names(prober) == ["kv-transfer-params", "warm"]
     await asyncio.sleep(0.05)
     assert server.asked == []
+
+
+async def test_a_configured_hint_server_is_asked_what_it_can_do_with_its_own_key(
+    server, prober, make_worker, monkeypatch
+):
+    seen = []
+
+    class Learning:
+        name = "learning"
+
+        def __init__(self):
+            self.able = False
+
+        def probe(self):
+            return HintCall("GET", "/can", server="hints")
+
+        def speaks(self, status, body):
+            self.able = status == 200
+            return self.able
+
+        def inside(self, *_):
+            return False
+
+        def beside(self, *_):
+            return self.able
+
+    monkeypatch.setattr(module, "hint_driver", lambda _name, _target: Learning())
+    server.answer = lambda request, _body: seen.append(request.headers.get("authorization")) or web.Response()
+    worker = make_worker("http://127.0.0.1:1", api_key="the worker's")
+    prober.update([(worker, target(worker, url=server.url, options={"api_key": "the server's"}), ["learning"])])
+    assert prober.speakers("w").way(make_hint_of("prefetch"), own=False) is None
+    await until(lambda: prober.speakers("w").way(make_hint_of("prefetch"), own=False) is not None)
+    assert seen == ["Bearer the server's"]
 
 
 async def test_none_is_silent(server, prober, make_worker):
