@@ -28,20 +28,21 @@ class Sweeper:
         header_read: seconds a client has for a request's head.
     """
 
-    __slots__ = ("_handle", "_loop", "_pool", "_server", "exchanges", "header_read")
+    __slots__ = ("_due", "_handle", "_loop", "_pool", "_server", "exchanges", "header_read")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: "UpstreamPool", header_read: float) -> None:
         self._loop = loop
         self._pool = pool
         self._server: GatewayServer | None = None
         self._handle: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self.exchanges: set[Exchange] = set()
         self.header_read = header_read
 
     def start(self, server: "GatewayServer") -> None:
         """Begin; `server` is whose unfinished request heads are watched."""
         self._server = server
-        self._handle = self._loop.call_later(PERIOD, self._tick)
+        self._next(self._loop.time())
 
     def stop(self) -> None:
         """End."""
@@ -49,9 +50,17 @@ class Sweeper:
             self._handle.cancel()
             self._handle = None
 
+    def _next(self, now: float) -> None:
+        self._due = now + PERIOD
+        self._handle = self._loop.call_at(self._due, self._tick)
+
     def _tick(self) -> None:
         now = self._loop.time()
-        self._handle = self._loop.call_later(PERIOD, self._tick)
+        late = now - self._due
+        self._next(now)
+        if late > PERIOD:
+            self._stood_still(late)
+            return
         overdue = [
             (exchange, error) for exchange in self.exchanges if (error := limit_passed(exchange, now)) is not None
         ]
@@ -62,6 +71,16 @@ class Sweeper:
             oldest = now - self.header_read
             for connection in [c for c in self._server.heads if c.head_since < oldest]:
                 connection.head_overdue()
+
+    def _stood_still(self, seconds: float) -> None:
+        """The loop could not read: what has come meanwhile is still in the sockets, and timers run before those. That time is nobody's fault but ours."""
+        for exchange in self.exchanges:
+            exchange.first_byte_deadline += seconds
+            exchange.total_deadline += seconds
+            exchange.since += seconds
+        if self._server is not None:
+            for connection in self._server.heads:
+                connection.head_since += seconds
 
 
 def limit_passed(exchange: "Exchange", now: float) -> GatewayError | None:
