@@ -73,7 +73,7 @@ class Sweeper:
                 connection.head_overdue()
 
     def _stood_still(self, seconds: float) -> None:
-        """The loop could not read: what has come meanwhile is still in the sockets, and timers run before those. That time is nobody's fault but ours."""
+        """The loop could neither send nor read: that time is ours, and on a machine that is too busy the others had little of it either."""
         for exchange in self.exchanges:
             exchange.first_byte_deadline += seconds
             exchange.total_deadline += seconds
