@@ -5,7 +5,7 @@ whatever the caller says it is, so the same object serves a simulated worker in 
 
 * `outputs`: what goes in and what comes out.
 * `backends.profiles`: what a kind of worker can do, and the built-in kinds.
-* `cache` and `memory`: blocks on the device, the tiers below, and the events about them.
+* `cache`, `claims` and `memory`: blocks on the device, what they are worth, the tiers below, and the events about them.
 * `request` and `work`: one request, and what the device is busy with.
 * `engine`: the scheduler.
 
@@ -27,6 +27,7 @@ from simulator.engine.outputs import (
     FirstToken,
     Output,
     Removed,
+    Retention,
     Stored,
     TierName,
     TokenOut,
@@ -45,6 +46,7 @@ __all__ = [
     "Output",
     "Profile",
     "Removed",
+    "Retention",
     "Stored",
     "Tier",
     "TierName",

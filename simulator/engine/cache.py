@@ -3,13 +3,15 @@
 Blocks have no numbers here. A block is either *cached*, under its chained key and with a count of the requests that use it, or
 *private* to one request, and then only counted. Two facts keep this exact. A request that uses a key uses every key before it.
 And keys whose last user leaves join the eviction order tail first, so that a key is always evicted after all that continue it.
-Hence the cached keys of a chain are always its beginning.
+Hence the cached keys of a chain are always its beginning. Once blocks are claimed, `simulator.engine.claims` keeps the order; the two
+facts stay.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from simulator.engine.claims import DEFAULT, HIGHEST, LOWEST, Claims
 from simulator.engine.outputs import BlockKey
 
 Link = tuple[BlockKey, BlockKey | None]
@@ -17,7 +19,9 @@ Link = tuple[BlockKey, BlockKey | None]
 
 
 class DeviceCache:
-    """The device pool: free blocks, blocks in use, and cached blocks that nobody uses, evicted least recently used first.
+    """The device pool: free blocks, blocks in use, and cached blocks that nobody uses.
+
+    Of those the least recently used is evicted first; where there are claims, the one that is worth least.
 
     vLLM keeps a second copy of a block that two requests computed at the same time. Here the later one takes over the
     earlier one's block, so that a key is held once.
@@ -27,14 +31,16 @@ class DeviceCache:
         free: blocks that hold nothing.
     """
 
-    __slots__ = ("_parents", "_unused", "_users", "free", "total")
+    __slots__ = ("_claims", "_parents", "_unused", "_users", "free", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.free = total
         self._users: dict[BlockKey, int] = {}
         self._parents: dict[BlockKey, BlockKey | None] = {}
-        self._unused: OrderedDict[BlockKey, None] = OrderedDict()
+        # In order of use; the values are stamps of it once there are claims.
+        self._unused: OrderedDict[BlockKey, int] = OrderedDict()
+        self._claims: Claims | None = None
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._users
@@ -79,16 +85,29 @@ class DeviceCache:
                 del self._unused[key]
             users[key] = count + 1
 
-    def allocate(self, blocks: int) -> list[Link]:
-        """Make `blocks` private blocks; they must fit. Returns what was evicted for them, leaf first."""
-        evicted: list[Link] = []
-        while self.free < blocks:
-            key, _ = self._unused.popitem(last=False)
-            del self._users[key]
-            evicted.append((key, self._parents.pop(key)))
-            self.free += 1
+    def allocate(self, blocks: int, now: float = 0.0) -> list[Link]:
+        """Make `blocks` private blocks; they must fit. Returns what was evicted for them, leaf first.
+
+        `now`: for claims that lapse.
+        """
+        if self._claims is not None:
+            evicted = self._evict(self._claims, blocks - self.free, HIGHEST, now)
+        else:
+            evicted = []
+            while self.free < blocks:
+                key, _ = self._unused.popitem(last=False)
+                del self._users[key]
+                evicted.append((key, self._parents.pop(key)))
+                self.free += 1
         self.free -= blocks
         return evicted
+
+    def spare(self, blocks: int, priority: int, now: float) -> tuple[int, list[Link]]:
+        """Make up to `blocks` private blocks out of what is free or worth at most `priority`. Returns how many, and what was evicted."""
+        evicted = self._evict(self._claimed(), blocks - self.free, priority, now)
+        made = min(blocks, self.free)
+        self.free -= made
+        return made, evicted
 
     def store(self, keys: Sequence[BlockKey], start: int, stop: int) -> int:
         """Cache a request's private blocks under ``keys[start:stop]``, which it uses from now on.
@@ -110,25 +129,68 @@ class DeviceCache:
             users[key] = count + 1
             self.free += 1
             first_new = index + 1
+        if self._claims is not None:
+            for index in range(first_new, stop):
+                self._claims.stored(keys[index - 1] if index else None)
         return first_new
 
     def release(self, keys: Sequence[BlockKey], shared: int, private: int) -> None:
         """A request gives back its first `shared` keys and its `private` blocks."""
-        users = self._users
+        users, claims = self._users, self._claims
         for index in range(shared - 1, -1, -1):
             key = keys[index]
             count = users[key] - 1
             users[key] = count
             if not count:
-                self._unused[key] = None
+                if claims is None:
+                    self._unused[key] = 0
+                else:
+                    claims.left(key)
         self.free += private
 
+    def claim(self, keys: Sequence[BlockKey], start: int, stop: int, priority: int, until: float) -> int:
+        """What is cached of ``keys[start:stop]`` is worth `priority` until a time. Returns how many keys that are."""
+        stop = self.held(keys, min(stop, len(keys)))
+        if start >= stop:
+            return 0
+        self._claimed().claim(keys[start:stop], min(HIGHEST, max(LOWEST, priority)), until)
+        return stop - start
+
+    def priority(self, key: BlockKey, now: float) -> int:
+        """What a cached key itself is worth."""
+        if self._claims is None:
+            return DEFAULT
+        self._claims.lapse(now)
+        return self._claims.priority(key)
+
     def clear(self) -> None:
-        """Forget every key. No block may be in use."""
+        """Forget every key and every claim. No block may be in use."""
         self.free = self.total
         self._users.clear()
         self._parents.clear()
         self._unused.clear()
+        self._claims = None
+
+    def _claimed(self) -> Claims:
+        """The claims, of which there may be none yet."""
+        if self._claims is None:
+            self._claims = Claims(self._parents, self._unused)
+        return self._claims
+
+    def _evict(self, claims: Claims, blocks: int, priority: int, now: float) -> list[Link]:
+        """Evict up to `blocks` keys that are worth at most `priority`."""
+        evicted: list[Link] = []
+        if blocks <= 0:
+            return evicted
+        claims.lapse(now)
+        while len(evicted) < blocks and (first := claims.first()) is not None and first[1] <= priority:
+            key = first[0]
+            del self._unused[key], self._users[key]
+            parent = self._parents.pop(key)
+            claims.gone(key, parent)
+            evicted.append((key, parent))
+        self.free += len(evicted)
+        return evicted
 
 
 class Tier:

@@ -7,15 +7,16 @@ the end of the step under way. So the engine jumps from change to change, howeve
 steps are timed from its start, it does not matter at which moments it is asked.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from random import Random
 
 from backends.profiles.profile import Profile
 from simulator.engine.cache import Tier
+from simulator.engine.claims import LOWEST
 from simulator.engine.counters import Counters
 from simulator.engine.memory import Admission, KvMemory
-from simulator.engine.outputs import EngineRequest, EngineStats, Finished, FirstToken, Output, TokenOut
+from simulator.engine.outputs import BlockKey, EngineRequest, EngineStats, Finished, FirstToken, Output, TokenOut
 from simulator.engine.request import THOUSAND, ActiveRequest
 from simulator.engine.work import PrefillChunk, Work, prefill_work
 
@@ -132,6 +133,15 @@ class Engine:
         The tiers below keep what they have, but for the worker's own l1 with `offloaded`.
         """
         return self.memory.clear(self._catch_up(now), offloaded=offloaded)
+
+    def retain(self, keys: Sequence[BlockKey], start: int, stop: int, priority: int, until: float, now: float) -> int:
+        """What the device holds of ``keys[start:stop]`` is worth `priority` (0 to 100) until a time. Returns how many keys that are."""
+        self._catch_up(now)
+        return self.memory.device.claim(keys, start, stop, priority, until)
+
+    def demote(self, keys: Sequence[BlockKey], start: int, stop: int, now: float, until: float = float("inf")) -> int:
+        """What the device holds of ``keys[start:stop]`` goes before all else. Returns how many keys that are."""
+        return self.retain(keys, start, stop, LOWEST, until, now)
 
     def _check(self, request: EngineRequest) -> None:
         profile = self.profile

@@ -93,6 +93,8 @@ class KvMemory:
         """Give `request` the blocks of its plan, which fit."""
         self.device.take(request.keys, admission.held)
         request.shared = admission.held
+        if request.request.retention:
+            self._retain(request, 0, admission.held)
         self._allocate(admission.blocks, time)
         request.private = admission.blocks
 
@@ -113,6 +115,8 @@ class KvMemory:
         first_new = self.device.store(keys, start, full)
         request.private -= full - start
         request.shared = full
+        if request.request.retention:
+            self._retain(request, start, full)
         if first_new == full:
             return
         parent = keys[first_new - 1] if first_new else None
@@ -145,8 +149,15 @@ class KvMemory:
             self._outputs.append(Removed(time, keys, "l1"))
         return True
 
+    def _retain(self, request: ActiveRequest, start: int, stop: int) -> None:
+        """Its keys ``[start, stop)`` are on the device now: they are worth what it says."""
+        for part in request.request.retention:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                self.device.claim(request.keys, first, last, part.priority, part.until)
+
     def _allocate(self, blocks: int, time: float) -> None:
-        evicted = self.device.allocate(blocks)
+        evicted = self.device.allocate(blocks, time)
         if not evicted:
             return
         self.removed += len(evicted)

@@ -5,7 +5,7 @@ All times are seconds on the caller's clock.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,21 @@ BlockKey: TypeAlias = Hashable
 """One full block *and all that precedes it*: a chained key, namespaced by salt and LoRA adapter by whoever makes it."""
 
 TierName: TypeAlias = Literal["device", "l1", "l2"]
+
+
+class Retention(NamedTuple):
+    """What the blocks ``[start, stop)`` of a request are worth, by their index among its `blocks`.
+
+    Attributes:
+        start, stop: which; `stop` may lie beyond the last.
+        priority: 0 (first to go) to 100 (last to go); blocks of which nothing is said count 50.
+        until: when that lapses.
+    """
+
+    start: int
+    stop: int
+    priority: int
+    until: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +43,8 @@ class EngineRequest:
         priority: lower goes first where the profile orders by priority.
         lora: the adapter's name; the engine only carries it.
         finish_reason: ``length`` or ``stop``; comes back in `Finished`.
+        retention: what its blocks are worth to the device's cache, from their coming into it, or their being found there, on. Of
+            parts that overlap the last counts.
     """
 
     id: str
@@ -37,6 +54,7 @@ class EngineRequest:
     priority: int = 0
     lora: str | None = None
     finish_reason: str = "length"
+    retention: Sequence[Retention] = ()
 
 
 class FirstToken(msgspec.Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from simulator.engine import Engine, Finished, FirstToken, TokenOut
+from simulator.engine import Engine, Finished, FirstToken, Retention, TokenOut
 from simulator.engine.work import Work
 
 WORKERS = [
@@ -58,6 +58,8 @@ def build(ask):
         for index, (gap, prompt, output, shared, stem, priority, abort) in enumerate(drawn):
             now += gap
             fields = {"priority": priority, "finish_reason": "stop" if index % 2 else "length"}
+            if priority == 2:
+                fields["retention"] = (Retention(0, shared, 90, now + 1.0), Retention(shared, 99, 10))
             if stem >= len(requests):
                 request = ask(profile, f"r{index}", prompt, output, family=stem, shared=shared, **fields)
             else:
