@@ -96,6 +96,8 @@ class KvHintsDriver:
         return {FIELD: {**theirs, "actions": [*known, *actions[:room]]}} if room else {}
 
     def _actions(self, hints: Sequence[Hint]) -> list[dict[str, Any]]:
+        if len(hints) == 1 and (hint := hints[0]).action is Action.RETAIN:
+            return _keeping(hints, (Directive(hint.start, hint.stop, hint.priority, hint.ttl),))
         kept = [hint for hint in hints if hint.action in _KEPT]
         actions = [] if not kept else _keeping(kept, directives(kept, MAX_DIRECTIVES))
         for hint in hints:
@@ -112,7 +114,12 @@ class KvHintsDriver:
         if found is None or not found[1]:
             return None
         endpoint, hashes = found
-        return _action(hint.id, FETCH, {"source_control_endpoint": endpoint, "block_hashes": list(hashes)})
+        return {
+            "action_id": f"kv.fetch/{hint.id}",
+            "action_type": FETCH,
+            "action_version": VERSION,
+            "payload": {"source_control_endpoint": endpoint, "block_hashes": list(hashes)},
+        }
 
 
 def _keeping(hints: Sequence[Hint], runs: Sequence[Directive]) -> list[dict[str, Any]]:
@@ -121,39 +128,42 @@ def _keeping(hints: Sequence[Hint], runs: Sequence[Directive]) -> list[dict[str,
     The highest claim on a block counts. So the number is the last run's, the lowest there is, and only where the runs cover the prompt:
     an engine that knows both actions then does what the ranges say.
     """
-    subject, first = hints[0].subject, hints[0]
-    scope = subject.session or f"warmroute/{first.id}"
+    first = hints[0]
+    number, subject = first.id, first.subject
+    scope = subject.session or f"warmroute/{number}"
+    said: list[dict[str, Any]] = []
+    for run in runs:
+        one: dict[str, Any] = {"start": run.start, "end": run.stop, "priority": run.priority}
+        if run.ttl:
+            one["duration"] = run.ttl
+        said.append(one)
     actions = [
-        _action(
-            first.id,
-            RETAIN,
-            {
-                "scope": scope,
-                "directives": [
-                    {
-                        "start": run.start,
-                        "end": run.stop,
-                        "priority": run.priority,
-                        **({"duration": run.ttl} if run.ttl else {}),
-                    }
-                    for run in runs
-                ],
-            },
-        )
+        {
+            "action_id": f"kv.retain/{number}",
+            "action_type": RETAIN,
+            "action_version": VERSION,
+            "payload": {"scope": scope, "directives": said},
+        }
     ]
     last = runs[-1]
     value = last.priority - NEUTRAL
     if value and _covers(runs, subject.tokens):
-        payload: dict[str, Any] = {
-            "target": "request_cached",
-            "location": "local_g1",
-            "claim_id": f"warmroute/{scope}",
-            # Later hints have higher ids: an engine takes a claim's highest revision.
-            "revision": first.id,
-            "value": value,
-            "ttl_seconds": last.ttl or 3600.0,
-        }
-        actions.append(_action(first.id, SET_PRIORITY, payload))
+        actions.append(
+            {
+                "action_id": f"vllm.set_priority/{number}",
+                "action_type": SET_PRIORITY,
+                "action_version": VERSION,
+                "payload": {
+                    "target": "request_cached",
+                    "location": "local_g1",
+                    "claim_id": f"warmroute/{scope}",
+                    # Later hints have higher ids: an engine takes a claim's highest revision.
+                    "revision": number,
+                    "value": value,
+                    "ttl_seconds": last.ttl or 3600.0,
+                },
+            }
+        )
     return actions
 
 
@@ -165,7 +175,3 @@ def _covers(runs: Sequence[Directive], tokens: int) -> bool:
             return False
         end = run.stop
     return tokens - end < 512
-
-
-def _action(number: int, kind: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-    return {"action_id": f"{kind}/{number}", "action_type": kind, "action_version": VERSION, "payload": payload}

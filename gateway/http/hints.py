@@ -20,7 +20,7 @@ from policies.base import Explaining
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gateway.fleet.worker import Worker
     from gateway.http.journey import Journey
@@ -104,10 +104,8 @@ def with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tup
     Returns:
         The body, and what it would now be parsed to.
     """
-    spoken: dict[int, tuple[Speaker, list[Hint]]] = {}
-    for speaker, hint in hinted.inside:
-        spoken.setdefault(id(speaker), (speaker, []))[1].append(hint)
-    for speaker, hints in spoken.values():
+    carried = hinted.inside
+    for speaker, hints in _by_speaker(carried):
         said = False
         for name, value in speaker.driver.fields(hints, parsed).items():
             spliced = with_member(body, parsed, name, orjson.dumps(value))
@@ -119,6 +117,16 @@ def with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tup
     if hinted.inside:
         hinted.live.fate(hinted.inside, Fate.SENT, "inside the request")
     return body, parsed
+
+
+def _by_speaker(pairs: "Sequence[tuple[Speaker, Hint]]") -> "Iterable[tuple[Speaker, list[Hint]]]":
+    if len(pairs) == 1:
+        ((speaker, hint),) = pairs
+        return ((speaker, [hint]),)
+    spoken: dict[int, tuple[Speaker, list[Hint]]] = {}
+    for speaker, hint in pairs:
+        spoken.setdefault(id(speaker), (speaker, []))[1].append(hint)
+    return spoken.values()
 
 
 def passes_on(hinted: Hinted, status: int) -> bool:
