@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,20 +23,22 @@ import orjson
 from bench.processes import listens
 
 _BROKEN_OFF: Final = frozenset({"upstream_reset", "upstream_reset_midstream", "cut short"})
-_TOO_LATE: Final = frozenset({"upstream_timeout_first_byte", "upstream_timeout_idle", "upstream_timeout_total"})
+TOO_LATE: Final = frozenset({"upstream_timeout_first_byte", "upstream_timeout_idle", "upstream_timeout_total"})
 CAUSES: Final = {
     "kill": _BROKEN_OFF,
-    "hang": _TOO_LATE,
+    "hang": TOO_LATE,
     "reset": _BROKEN_OFF,
     "slow": frozenset[str](),
     "events": frozenset[str](),
     "reload": frozenset[str](),
     "badfile": frozenset[str](),
 }
-"""The errors that clients may see of each fault. Slow workers, lost events and files of any kind cost no request anything."""
+"""The errors that each fault may cause, of requests at the worker that it hits. Slow workers, lost events and files of any kind cost no request anything."""
+_NOBODY: Final = frozenset({"reload", "badfile"})
+"""Faults that hit no worker."""
 TIME_LIMIT: Final = 5.0
 """Seconds of the gateway's time limits in this run: a worker that hangs longer is told of."""
-_SLACK: Final = TIME_LIMIT + 3.0
+SLACK: Final = TIME_LIMIT + 3.0
 """Seconds after a fault in which what it did may still show."""
 _LASTING: Final = {"hang": TIME_LIMIT + 2.0, "kill": 2.0}
 _START: Final = 90.0
@@ -104,15 +107,50 @@ class SimulatedWorker:
 
 @dataclass
 class Happening:
-    """One fault, from when it began to when it was over, on the clock of `time.monotonic`."""
+    """One fault, from when it began to when it was over, on the clock of `time.monotonic`, and the worker that it hit (a URL; empty: none)."""
 
     kind: str
+    worker: str
     began: float
     ended: float = float("inf")
 
-    def explains(self, error: str, when: float) -> bool:
-        """Whether an error that a client saw then may be its doing."""
-        return error in CAUSES[self.kind] and self.began <= when <= self.ended + _SLACK
+    def explains(self, failure: "Failure") -> bool:
+        """Whether that may be its doing."""
+        return (
+            failure.error in CAUSES[self.kind]
+            and failure.worker == self.worker
+            and self.began <= failure.when <= self.ended + SLACK
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that failed, as the gateway logs it.
+
+    Attributes:
+        when: it ended, on the clock of `time.monotonic`.
+        error: its `error_type`.
+        worker: URL of the one that it was at last; empty: none.
+        seconds: from its head to its end.
+    """
+
+    when: float
+    error: str
+    worker: str
+    seconds: float
+
+
+def failures_in(log: str, offset: float) -> list[Failure]:
+    """Those of a gateway's log. `offset`: seconds from the clock of `time.monotonic` to that of the log."""
+    found = []
+    for line in log.splitlines():
+        with contextlib.suppress(orjson.JSONDecodeError):
+            entry = orjson.loads(line)
+            if entry.get("event") == "request" and entry.get("outcome") == "failed":
+                when = datetime.fromisoformat(entry["time"]).timestamp() - offset
+                worker = f"http://{entry['worker']}" if entry.get("worker") else ""
+                found.append(Failure(when, entry["error_type"], worker, entry["duration_ms"] / 1000))
+    return found
 
 
 @dataclass
@@ -141,24 +179,26 @@ class Schedule:
                 if time.monotonic() + self.pause + _LASTING.get(kind, self.pause) > until:
                     return
                 await asyncio.sleep(self.pause)
-                happening = Happening(kind, time.monotonic())
+                worker = self.rng.choice(self.workers)
+                hit = worker.url if kind not in _NOBODY else ""
+                happening = Happening(kind, hit, time.monotonic())
                 self.happened.append(happening)
-                await self._steps(kind)
+                await self._steps(kind, worker)
                 happening.ended = time.monotonic()
 
-    def unexplained(self, errors: Iterable[tuple[float, str]]) -> list[str]:
-        """Those (when, what) that no fault explains, with what had happened last."""
-        said = []
-        for when, error in errors:
-            if any(happening.explains(error, when) for happening in self.happened):
-                continue
-            before = [happening for happening in self.happened if happening.began <= when]
-            last = f"{when - before[-1].began:.1f} s after {before[-1].kind} began" if before else "before any fault"
-            said.append(f"{error} {last}")
-        return said
+    def unexplained(self, failures: Iterable[Failure]) -> list[Failure]:
+        """Those that no fault of their worker explains."""
+        return [each for each in failures if not any(happening.explains(each) for happening in self.happened)]
 
-    async def _steps(self, kind: str) -> None:
-        worker = self.rng.choice(self.workers)
+    def said_of(self, failure: Failure) -> str:
+        """A failure, and what had happened last."""
+        before = [happening for happening in self.happened if happening.began <= failure.when]
+        last = (
+            f"{failure.when - before[-1].began:.1f} s after {before[-1].kind} began" if before else "before any fault"
+        )
+        return f"{failure.error} at {failure.worker or 'no worker'} {last}"
+
+    async def _steps(self, kind: str, worker: SimulatedWorker) -> None:
         steps: dict[str, Callable[[], Awaitable[None]]] = {
             "kill": lambda: self._killed(worker),
             "hang": lambda: self._stopped(worker),

@@ -14,6 +14,8 @@ EVERY: Final = 0.25
 """Seconds between two questions."""
 WORTH: Final = 1.0
 """An answer that took longer is noted as a stall."""
+ENOUGH: Final = 2.5
+"""Seconds of silence that make a time limit pass, together with what a request takes otherwise: half of the run's limits."""
 _PATIENCE: Final = 60.0
 
 
@@ -52,27 +54,33 @@ class Watch:
                 group.create_task(self._ask(name, port, path))
             group.create_task(self._look_at_myself())
 
-    def between(self, who: str, since: float, until: float) -> float:
-        """Seconds of the stretch in which `who` was stalled."""
-        return sum(
-            max(0.0, min(until, stall.until) - max(since, stall.since))
-            for stall in [*self.stalls, *self.own]
-            if stall.who == who
+    def explains(self, who: str, when: float, seconds: float) -> bool:
+        """Whether `who` was silent for long enough in the `seconds` before `when` that a request may have had to wait for that."""
+        since = when - seconds
+        silent = sum(
+            max(0.0, min(when, stall.until) - max(since, stall.since)) for stall in self.stalls if stall.who == who
         )
+        return silent >= ENOUGH
+
+    def seconds(self) -> float:
+        """Of silence, of all processes together."""
+        return sum(stall.seconds for stall in self.stalls)
 
     async def _ask(self, name: str, port: int, path: str) -> None:
         question = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
         while True:
             since = time.monotonic()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.write(question)
-                    await reader.read()
-                    writer.close()
-            until = time.monotonic()
-            if until - since > WORTH:
-                self.stalls.append(Stall(name, since, until))
+            try:
+                with contextlib.suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(_PATIENCE):
+                        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                        writer.write(question)
+                        await reader.read()
+                        writer.close()
+            finally:  # also when this watch ends before the answer comes
+                until = time.monotonic()
+                if until - since > WORTH:
+                    self.stalls.append(Stall(name, since, until))
             await asyncio.sleep(EVERY)
 
     async def _look_at_myself(self) -> None:
