@@ -170,8 +170,7 @@ class Sessions:
             self.stages.add(stage)
         session = self._by_key[key] = Session(key, name, stage)
         self.bytes += SESSION_BYTES
-        if len(self._by_key) > self._most:
-            self._forget(next(iter(self._by_key.values())))
+        self._bound()
         return session
 
     def sent(self, session: Session, subject: "Subject", worker: str, held: int, now: float) -> None:
@@ -246,9 +245,12 @@ class Sessions:
         session.subject = subject
         self._full[session.key] = session
         self._full.move_to_end(session.key)
+        self._bound()
+
+    def _bound(self) -> None:
         while self.bytes > self._most_bytes and self._full:
             self.drop(next(iter(self._full.values())))
-        while self.bytes > self._most_bytes and self._by_key:
+        while self._by_key and (len(self._by_key) > self._most or self.bytes > self._most_bytes):
             self._forget(next(iter(self._by_key.values())))
 
     def _forget(self, session: Session) -> None:
