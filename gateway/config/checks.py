@@ -55,6 +55,7 @@ class Checker:
         self._check_tenants(_mapping(data, "tenants"))
         self._check_stages(data)
         self._check_health(_mapping(data, "health"), ("health",))
+        self._check_retries(_mapping(data, "retries"), ("retries",))
         self._check_pool(_mapping(data, "pool"))
         self._check_limits(_mapping(data, "limits"))
         telemetry = _mapping(data, "telemetry")
@@ -126,6 +127,8 @@ class Checker:
             self._check_workers(model, where, ids)
             if isinstance(model.get("health"), dict):
                 self._check_health(model["health"], (*where, "health"))
+            self._check_retries(_mapping(model, "retries"), (*where, "retries"))
+            self._check_hedging(_mapping(model, "hedging"), (*where, "hedging"))
 
     def _check_workers(self, model: dict[str, Any], model_where: Where, ids: dict[str, tuple[str, Where]]) -> None:
         workers = model.get("workers")
@@ -232,6 +235,7 @@ class Checker:
             for index, tenant in enumerate(_list(match, "tenants")):
                 self._check_known(tenant, (*where, "match", "tenants", index), "tenant", tenants)
             self._check_headers(match, (*where, "match"))
+            self._check_hedging(_mapping(stage, "hedging"), (*where, "hedging"))
         reserved = [share for name in stages if _is_number(share := _mapping(stages, name).get("reserve", 0))]
         if sum(reserved) > 1 + 1e-9:
             self.complain(
@@ -340,6 +344,7 @@ class Checker:
         if isinstance(path, str) and (not path.startswith("/") or path.split() != [path] or "#" in path):
             self.complain((*where, "path"), f'expected a path that begins with /, such as /health, got "{clip(path)}"')
         ejection = _mapping(health, "ejection")
+        self._check_more_than_0(_mapping(ejection, "outliers"), "interval", (*where, "ejection", "outliers"))
         defaults = schema.Ejection()
         base, longest = ejection.get("base", defaults.base), ejection.get("max", defaults.max)
         if _is_number(base) and _is_number(longest) and base > longest:
@@ -349,6 +354,18 @@ class Checker:
                 f"the first ejection ({format_duration(base)}) lasts longer than the longest ({format_duration(longest)}); "
                 "expected base ≤ max",
             )
+
+    def _check_retries(self, retries: dict[str, Any], where: Where) -> None:
+        self._check_more_than_0(retries, "budget_window", where)
+
+    def _check_hedging(self, hedging: dict[str, Any], where: Where) -> None:
+        self._check_more_than_0(
+            hedging, "after", where, "; at once would send every request twice. To have no hedging: `budget: 0`"
+        )
+
+    def _check_more_than_0(self, section: dict[str, Any], key: str, where: Where, remedy: str = "") -> None:
+        if _is_number(section.get(key)) and section[key] <= 0:
+            self.complain((*where, key), f"expected more than 0{remedy}")
 
     def _check_pool(self, pool: dict[str, Any]) -> None:
         defaults = schema.Pool()

@@ -59,8 +59,15 @@ def _plain(value: Any, kind: inspect.Type, *, secrets: bool) -> Any:
             return text if text[-1].isalpha() else value
         case inspect.UnionType():
             options = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+            word = isinstance(value, str)
             option = next(
-                (each for each in options if isinstance(each, inspect.StructType) == isinstance(value, msgspec.Struct)),
+                (
+                    each
+                    for each in options
+                    if isinstance(each, inspect.StructType) == isinstance(value, msgspec.Struct)
+                    and not (word and isinstance(each, inspect.Metadata | inspect.FloatType))
+                    and not (not word and isinstance(each, inspect.LiteralType))
+                ),
                 options[0],
             )
             return None if value is None else _plain(value, option, secrets=secrets)

@@ -11,6 +11,7 @@ import msgspec
 
 from backends import profiles
 from gateway.config.base import Bytes, Count, Name, Port, Positive, Seconds, Share, Struct
+from gateway.config.directory import L2
 from gateway.config.residency import ResidencyConfig, WorkerHints
 
 PROFILES = tuple(profiles.PROFILES)
@@ -70,11 +71,54 @@ class Retries(Struct, frozen=True, kw_only=True):
     attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
     """Attempts in all, the first included."""
     budget: Share = 0.2
-    """Retries after an answer in `statuses` may be at most this share of the requests in flight ..."""
-    budget_min: Count = 3
+    """Of each model: retries after an answer are at most this share of the requests of the last `budget_window` ..."""
+    budget_min: Count = 10
     """... or this many, whichever is more."""
+    budget_window: Seconds = 10.0
+    """What the budget counts over."""
     statuses: tuple[Literal[429, 500, 502, 503, 504], ...] = (502, 503)
     """Answers of a worker that another worker may do better."""
+    retry_after_max: Seconds = 60.0
+    """A worker that answers 429 or 503 with `Retry-After` gets nothing new until then, at most this long, and another one is asked. 0: no."""
+
+
+class Hedging(Struct, frozen=True, kw_only=True):
+    """A second attempt at another worker for a request that still waits for its first token. The first byte of an answer's body wins, the other attempt is ended."""
+
+    after: Literal["p50", "p90", "p95", "p99"] | Seconds = "p95"
+    """So long without a first byte; `p95`: longer than 95 of the model's last 100 first bytes took."""
+    budget: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
+    """Second attempts are at most this share of the model's requests of the last minute. 0: none are made."""
+    max: Annotated[int, msgspec.Meta(ge=1, le=3)] = 1
+    """Further attempts of one request."""
+
+
+class Outliers(Struct, frozen=True, kw_only=True):
+    """A worker whose success rate is far below its peers' is ejected: Envoy's rule, which finds what never fails in a row."""
+
+    enabled: bool = True
+    """Whether success rates are compared."""
+    interval: Seconds = 10.0
+    """What a rate is taken over."""
+    min_workers: Annotated[int, msgspec.Meta(ge=3)] = 5
+    """Fewer workers with `min_requests` are not compared."""
+    min_requests: Positive = 100
+    """A worker with fewer requests in the interval is not compared."""
+    deviations: Annotated[float, msgspec.Meta(ge=0)] = 1.9
+    """Ejected is who is below the mean of all rates by more than this many standard deviations ..."""
+    min_gap: Share = 0.05
+    """... and by more than this: where all do well, one failure is no outlier."""
+
+
+class Hosts(Struct, frozen=True, kw_only=True):
+    """Workers of one host fail together: when some are ejected at once, the others there are suspect until they have proved otherwise."""
+
+    workers: Count = 2
+    """So many workers of one host, ejected ... (0: hosts are not looked at)"""
+    within: Seconds = 5.0
+    """... in so short a time make the others suspect: checked at once, avoided where others are left."""
+    suspect: Seconds = 15.0
+    """For how long at most."""
 
 
 class Ejection(Struct, frozen=True, kw_only=True):
@@ -88,6 +132,14 @@ class Ejection(Struct, frozen=True, kw_only=True):
     """... but never longer than this."""
     max_share: Share = 0.5
     """At most this share of a fleet is ejected at once (but one worker always may be)."""
+    panic_share: Share = 0.5
+    """When more than this share of a fleet is out, those that were ejected for their requests are used all the same. 1: only when nobody is left."""
+    failure_penalty: Annotated[float, msgspec.Meta(ge=1)] = 10.0
+    """A failed request counts as so many slow ones in what a worker gets: failing fast must not look like being idle. 1: it does not count."""
+    outliers: Outliers = Outliers()
+    """Success rates far below the others'."""
+    hosts: Hosts = Hosts()
+    """Workers that stand on one host."""
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -233,6 +285,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     """Sent to the worker as a bearer token; write it as ``${NAME_OF_A_VARIABLE}``."""
     model: Name | None = None
     """What this worker calls the model, if not by the fleet's name."""
+    host: Name | None = None
+    """The machine that it stands on, where the URL's host does not say so: workers of one machine fail together."""
     capabilities: Capabilities = Capabilities()
     """What it can do, as far as that is known better than it can be discovered."""
     kv_events: Literal["auto", "off"] | EventSocket = "auto"
@@ -292,10 +346,14 @@ class Model(Struct, frozen=True, kw_only=True):
     """A directory with tokenizer.json and the chat template, or a Hugging Face id; without it prompts are matched by their bytes."""
     oracle: Literal["auto", "on", "off"] = "auto"
     """Without a tokenizer: ask the workers for tokens always (on), where a hit is worth the question (auto), or never (off)."""
+    l2: L2 | None = None
+    """Storage that its workers load KV from, and who is asked what is in it; without it, what workers' own events say of it."""
     pass_token_ids: Literal["auto", "on", "off"] = "auto"  # noqa: S105 - tokens of a prompt
     """Send the ids along, so that the worker neither renders nor tokenizes: where it is proven to honour them (auto), always, or never."""
     admission: Admission | None = None
     """Requests wait in the gateway instead of in the workers; without it, and without any worker's `limits`, they never wait here."""
+    hedging: Hedging | None = None
+    """A second attempt for requests that wait long for their first token; without it there is none."""
     timeouts: Timeouts | None = None
     """Whole-section override of the top-level `timeouts` for this model."""
     retries: Retries | None = None
@@ -423,6 +481,8 @@ class Stage(Struct, frozen=True, kw_only=True):
     """The stage that precedes it in a conversation (`x-warmroute-session`, metadata.session_id or prompt_cache_key): when that starts, a slot is reserved for it."""
     hold: Seconds = 2.0
     """For how long, from the start of that stage's request on."""
+    hedging: Hedging | None = None
+    """Of this stage's requests; null: as their model has it. `{budget: 0}`: not at all."""
     match: StageMatch = StageMatch()
     """Requests that belong to it without saying so."""
 

@@ -314,6 +314,10 @@ def _option(kind: inspect.UnionType, node: Node) -> inspect.Type:
             fitting = [
                 option for option in options if not isinstance(option, inspect.StructType | inspect.VarTupleType)
             ]
+            if len(fitting) > 1 and isinstance(node, Scalar):  # a word out of a list, or something else
+                words = [option for option in fitting if isinstance(option, inspect.LiteralType)]
+                named = node.text[:1].isalpha() or any(node.text in option.values for option in words)
+                fitting = [option for option in fitting if (option in words) is named] or fitting
     return (fitting or options)[0]
 
 

@@ -13,6 +13,7 @@ import msgspec
 from backends.registry import driver_named
 from gateway.config.schema import Config, Health, Model, Retries, Timeouts
 from gateway.errors import GatewayError, Source
+from gateway.fleet.budget import Budget
 from gateway.fleet.worker import Worker, WorkerState
 from policies.base import Knowledge, Policy, knowledge_of
 
@@ -34,7 +35,8 @@ class Fleet:
         stage_policies: names of other policies, by stage.
         workers: in the order of the configuration.
         candidates: the workers' own persistent candidates, in the same order.
-        timeouts, retries, health: this model's sections, or the top-level ones.
+        timeouts, retries, health, hedging: this model's sections, or the top-level ones.
+        retry_budget: how many more attempts it can bear; kept by a reload.
     """
 
     __slots__ = (
@@ -42,12 +44,14 @@ class Fleet:
         "candidates",
         "choice",
         "health",
+        "hedging",
         "name",
         "own_names",
         "policies",
         "policy",
         "policy_name",
         "retries",
+        "retry_budget",
         "stage_policies",
         "timeouts",
         "workers",
@@ -78,6 +82,15 @@ class Fleet:
         self.timeouts = model.timeouts or timeouts
         self.retries = model.retries or retries
         self.health = model.health or health
+        self.hedging = model.hedging
+        self.retry_budget = Budget(self.retries.budget, self.retries.budget_min, self.retries.budget_window)
+
+    def keep_budget(self, before: "Fleet") -> None:
+        """Take over what the fleet of this name has spent, under the share that is configured now."""
+        old, new = before.retry_budget, self.retry_budget
+        if old.window == new.window:
+            old.share, old.floor = new.share, new.floor
+            self.retry_budget = old
 
     def adapters(self) -> set[str]:
         """The LoRA adapters that its workers have loaded, by the names that requests use."""
@@ -197,6 +210,9 @@ class Fleets:
             )
             for model, workers, built in zip(config.models, members, policies, strict=True)
         ]
+        for fleet in fleets:
+            if (before := self._fleets.get(fleet.name)) is not None:
+                fleet.keep_budget(before)
         departed = [worker for worker in self.departed if worker.in_flight]
         for worker in pool.rest():
             worker.state = WorkerState.GONE
@@ -295,4 +311,5 @@ def _configure(config: Config, members: list[list[Worker]]) -> None:
             worker.id = section.id or next(choice for choice in choices if choice not in taken)
             taken.add(worker.id)
             worker.api_key = section.api_key
+            worker.machine = section.host or worker.host
             worker.adopt(worker.capabilities.configured(section.capabilities))

@@ -7,6 +7,8 @@ The rules are in `gateway.fleet.states`; here are the clock, the tasks and the q
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from typing import Any
 
 import aiohttp
@@ -17,9 +19,11 @@ from gateway.config.schema import Health
 from gateway.fleet.asking import Answer, ask
 from gateway.fleet.capabilities import learn
 from gateway.fleet.fleet import Fleet, Fleets
+from gateway.fleet.hosts import HostWatch
 from gateway.fleet.membership import Membership
 from gateway.fleet.models import ModelCards
-from gateway.fleet.states import COUNTED, FailureKind, Life, Transition
+from gateway.fleet.outliers import outliers
+from gateway.fleet.states import COUNTED, DOUBT_STEP, FailureKind, Life, Transition
 from gateway.fleet.worker import Worker, WorkerState
 from gateway.tasks import TaskGroup
 
@@ -35,6 +39,9 @@ cannot delay the checks of the others."""
 SHORTEST_INTERVAL = 0.01
 """Seconds; the configuration refuses 0, and nothing may ask in a busy loop."""
 
+REST_JITTER = 0.1
+"""A worker that asked for a rest gets up to so much more of it: not all that wait come back at the same moment."""
+
 CARDS_EVERY = 60.0
 """Seconds between two looks at a worker's model cards, and at what else it tells about itself."""
 
@@ -45,6 +52,9 @@ class HealthMonitor:
     """Owns the state of every worker of a `Fleets`, from `start` to `stop`.
 
     Needs to be told of each reload by `update`.
+
+    Attributes:
+        outliers: how many were ejected because of their success rate, by fleet.
     """
 
     def __init__(
@@ -77,6 +87,9 @@ class HealthMonitor:
         self._steady = asyncio.Semaphore(LANE)
         self._doubtful = asyncio.Semaphore(LANE)
         self._strangers: set[Worker] = set()  # said that they do not list their model
+        self._hosts = HostWatch()
+        self._compared: dict[str, float] = {}  # when each fleet's success rates were last compared
+        self.outliers: dict[str, int] = {}
         self._moved = asyncio.Event()
         self._running = False
         self._adopt(fleets)
@@ -127,16 +140,97 @@ class HealthMonitor:
         """A request that `worker` took ended well: its last byte came. Call it before the lease is released."""
         life = self._lives.get(worker)
         if life is not None:
+            # `Life.request_ok` written out, up to where it matters for others.
+            if worker.state is WorkerState.EJECTED or life.suspect_until:
+                life.request_ok(self._clock())
+                return
             life.failures = 0
             life.worked = True
-            if worker.state is WorkerState.EJECTED:
-                life.request_ok(self._clock())
+            life.good += 1
+            if life.doubt:
+                life.doubt *= 1 - DOUBT_STEP
 
     def failed(self, worker: Worker, kind: FailureKind) -> None:
         """A request that `worker` took failed. Kinds that are not its fault change nothing."""
         life = self._lives.get(worker)
-        if life is not None and kind in COUNTED:
+        if life is None:
+            return
+        if kind in COUNTED:
             life.request_failed(self._clock(), kind)
+        elif kind is FailureKind.RATE_LIMITED:  # no fault, but as quick: it must not look idle
+            life.doubted(self._clock())
+
+    def waited_in_vain(self, worker: Worker) -> None:
+        """A request there was overtaken by a second attempt at another worker. No failure, but nothing to send the next one for."""
+        life = self._lives.get(worker)
+        if life is not None:
+            life.doubted(self._clock())
+
+    def rests(self, worker: Worker, seconds: float, status: int, most: float) -> None:
+        """`worker` answered `status` and asked for nothing new for `seconds`; at most `most` are granted."""
+        life = self._lives.get(worker)
+        if life is None or seconds <= 0:
+            return
+        now = self._clock()
+        seconds = min(seconds, most) * (1 + REST_JITTER * self._rng.random())
+        if life.rest_until <= now:
+            _log.info("worker rests", worker=worker.id, model=worker.model, status=status, seconds=round(seconds, 3))
+        life.rests(now, now + seconds, status)
+
+    def soonest(self, fleet: Fleet) -> tuple[float, int] | None:
+        """If workers of `fleet` would take requests but have asked for a rest: seconds until the first may, and its kind of status.
+
+        The status is 429 if that is what all of them said, else 503. None: nobody rests.
+        """
+        now = self._clock()
+        resting = [
+            life
+            for worker in fleet.workers
+            if (life := self._lives.get(worker)) is not None
+            and life.rest_until > now
+            and (worker.state is WorkerState.READY or life.tryable)
+        ]
+        if not resting:
+            return None
+        all_429 = all(life.rest_status == 429 for life in resting)
+        return min(life.rest_until for life in resting) - now, 429 if all_429 else 503
+
+    def degraded(self, fleet: Fleet) -> list[str]:
+        """What works less well than it should in a fleet, in words, for `/readyz`: a panic, rests, suspects."""
+        membership = self._memberships.get(fleet.name)
+        if membership is None:
+            return []
+        now = self._clock()
+        said = []
+        if membership.panic:
+            used = sorted(
+                life.worker.id
+                for life in membership.lives
+                if life.worker.routable and life.worker.state is WorkerState.EJECTED
+            )
+            said.append(f"panic: too many workers are out, these are used though they failed: {', '.join(used)}")
+        resting = sorted(life.worker.id for life in membership.lives if life.rest_until > now)
+        if resting:
+            said.append(f"workers that asked for a rest (Retry-After): {', '.join(resting)}")
+        suspects = sorted(life.worker.id for life in membership.lives if life.suspect_until > now)
+        if suspects:
+            said.append(f"suspect, for others of their host were ejected: {', '.join(suspects)}")
+        return said
+
+    def panics(self) -> dict[str, bool]:
+        """By fleet, whether it is in a panic."""
+        return {name: membership.panic for name, membership in self._memberships.items()}
+
+    def apart(self) -> dict[str, tuple[int, int]]:
+        """By fleet, how many workers rest, and how many are suspect."""
+        now = self._clock()
+        return {
+            name: (
+                sum(life.rest_until > now for life in membership.lives),
+                sum(life.suspect_until > now for life in membership.lives),
+            )
+            for name, membership in self._memberships.items()
+        }
 
     def drain(self, worker_id: str) -> bool:
         """Let the worker finish and give it nothing new; False when there is no such worker."""
@@ -202,8 +296,11 @@ class HealthMonitor:
         memberships: dict[str, Membership] = {}
         for fleet in fleets:
             share = fleet.health.ejection.max_share
-            membership = self._memberships.get(fleet.name) or Membership(share, self._changed)
+            membership = self._memberships.get(fleet.name) or Membership(
+                share, self._changed, on_panic=partial(self._panicked, fleet.name)
+            )
             membership.max_share = share
+            membership.panic_share = fleet.health.ejection.panic_share
             memberships[fleet.name] = membership
             for worker in fleet.workers:
                 life = self._lives.get(worker)
@@ -304,8 +401,61 @@ class HealthMonitor:
         while True:
             await asyncio.sleep(TICK)
             now = self._clock()
-            for membership in self._memberships.values():
+            for fleet in self._fleets:
+                membership = self._memberships[fleet.name]
                 membership.tick(now)
+                if now >= self._compared.get(fleet.name, -inf) + fleet.health.ejection.outliers.interval:
+                    self._compared[fleet.name] = now
+                    self._compare(fleet, membership, now)
+
+    def _compare(self, fleet: Fleet, membership: Membership, now: float) -> None:
+        """Eject those whose success rate of the interval that has ended is far below the others'."""
+        rules = fleet.health.ejection.outliers
+        lives = [life for life in membership.lives if life.worker.state is WorkerState.READY]
+        counts = [(life.good, life.bad) for life in lives]
+        for life in membership.lives:
+            life.good = life.bad = 0
+        if not rules.enabled:
+            return
+        for index, rate, mean in outliers(counts, rules):
+            life = lives[index]
+            life.outlier(now, f"{rate:.0%} of its requests succeeded, {mean:.0%} in the mean of its peers and itself")
+            if life.worker.state is WorkerState.EJECTED:
+                self.outliers[fleet.name] = self.outliers.get(fleet.name, 0) + 1
+
+    def _doubt_host(self, transition: Transition) -> None:
+        """A worker was ejected: if others of its host were as well, the rest of that host has to prove itself."""
+        worker, cause, now = transition.worker, transition.cause, transition.at
+        life = self._lives.get(worker)
+        if life is None or cause is None:
+            return
+        rules = life.rules.ejection.hosts
+        address = f"{worker.host}:{worker.port}"
+        if not rules.workers or not self._hosts.ejected(
+            worker.machine, address, now, workers=rules.workers, within=rules.within
+        ):
+            return
+        doubted = []
+        for fleet in self._fleets:
+            if all(other.machine == worker.machine for other in fleet.workers):
+                continue  # there is nowhere else to go
+            for other in fleet.workers:
+                suspect = self._lives.get(other)
+                if other.machine != worker.machine or other.state is not WorkerState.READY or suspect is None:
+                    continue
+                if not suspect.suspect_until:
+                    doubted.append(other.id)
+                suspect.suspected(now, now + rules.suspect, cause)
+                if self._running:
+                    self._watch(other)  # is asked at once
+        if doubted:
+            _log.warning("host in doubt", host=worker.machine, ejected=worker.id, suspect=doubted)
+
+    def _panicked(self, fleet: str, panic: bool) -> None:
+        if panic:
+            _log.error("panic: too many workers are out, those that failed requests are used all the same", model=fleet)
+        else:
+            _log.info("panic is over", model=fleet)
 
     def _changed(self, transition: Transition) -> None:
         """Log a transition, once, and wake who waits for it."""
@@ -317,6 +467,8 @@ class HealthMonitor:
                 _log.warning(
                     "worker ejected", **facts, cause=cause, reason=transition.reason, seconds=transition.seconds
                 )
+                if transition.before is WorkerState.READY:
+                    self._doubt_host(transition)
             case WorkerState.READY:
                 if transition.before is WorkerState.WARMING:
                     worker.restarted()

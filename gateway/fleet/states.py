@@ -11,6 +11,7 @@ with one always allowed, and forgiveness of one step per quiet period.
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import exp
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,15 @@ PROBE_PATIENCE = 10.0
 
 FORGIVE_AFTER = 6.0
 """One strike is forgiven for each `ejection.base` times this in `READY` (30 s at the default; Envoy: 10 s)."""
+
+DOUBT_STEP = 0.2
+"""Weight of each new request in a worker's share of failures (an EWMA)."""
+
+DOUBT_SECONDS = 10.0
+"""Time constant with which that share fades when there are no requests: it takes e times less after so long."""
+
+DOUBT_NONE = 0.02
+"""A share below this is none."""
 
 MAX_PASSES = 10
 """A worker whose health check flaps needs more passes each time to come back, but not more than this many."""
@@ -63,6 +73,7 @@ class Event(enum.Enum):
     UNDRAIN = "undrain"
     REMOVED = "removed"
     MADE_ROOM = "made_room"
+    OUTLIER = "outlier"
 
 
 class Cause(enum.Enum):
@@ -107,21 +118,39 @@ class Life:
         passes, misses: active checks that passed, failed in a row.
         failures: requests that failed in a row.
         worked: a request succeeded since the last active check.
+        good, bad: requests that succeeded and failed in the present interval of `gateway.fleet.outliers`.
+        doubt: share of failed requests of late, as of `doubt_at`: an EWMA, see `gateway.fleet.membership.weight_of`.
+        refused: the last thing heard of it was that it cannot be connected to.
+        rest_until: it has asked for nothing new until then (`Retry-After`).
+        rest_status: with which status.
+        suspect_until: others of its host were ejected: until then it has to prove itself; 0: it has not.
+        suspect_for: why those were ejected.
+        cleared: suspect because of others' requests, it has passed a check and may be tried with one request.
         last_error: the latest failure in words; None once the worker is `READY` and passed a check.
     """
 
     __slots__ = (
+        "bad",
         "cause",
+        "cleared",
+        "doubt",
+        "doubt_at",
         "ejections",
         "failures",
+        "good",
         "last_error",
         "membership",
         "misses",
         "passes",
+        "refused",
+        "rest_status",
+        "rest_until",
         "rules",
         "since",
         "start_up",
         "strikes",
+        "suspect_for",
+        "suspect_until",
         "until",
         "worked",
         "worker",
@@ -141,6 +170,16 @@ class Life:
         self.misses = 0
         self.failures = 0
         self.worked = False
+        self.good = 0
+        self.bad = 0
+        self.doubt = 0.0
+        self.doubt_at = now
+        self.refused = False
+        self.rest_until = 0.0
+        self.rest_status = 0
+        self.suspect_until = 0.0
+        self.suspect_for: Cause | None = None
+        self.cleared = False
         self.last_error: str | None = None
 
     def check_ok(self, now: float) -> None:
@@ -148,7 +187,10 @@ class Life:
         self.passes += 1
         self.misses = 0
         self.worked = False
+        self.refused = False
         self._happen(Event.CHECK_OK, now)
+        if self.suspect_until:
+            self._prove(now, by_request=False)
         if self.worker.state is WorkerState.READY and not self.failures:
             self.last_error = None
 
@@ -171,16 +213,74 @@ class Life:
         """A request ended well."""
         self.failures = 0
         self.worked = True
+        self.good += 1
+        self.doubt *= 1 - DOUBT_STEP
         if self.worker.state is WorkerState.EJECTED:
+            self.refused = False
             self._happen(Event.REQUEST_OK, now)
+        elif self.suspect_until:
+            self._prove(now, by_request=True)
 
     def request_failed(self, now: float, kind: FailureKind) -> None:
         """A request failed. Does nothing for kinds that are not the worker's fault."""
         if kind not in COUNTED or self.worker.state not in _JUDGED_BY_REQUESTS:
             return
         self.failures += 1
+        self.bad += 1
+        self.refused = kind is FailureKind.CONNECT
         self.last_error = _REASONS[kind]
+        self.doubted(now)
         self._happen(Event.REQUEST_FAILED, now)
+
+    def doubted(self, now: float) -> None:
+        """A request there was no good, whether it is the worker's fault or not: failed, turned away, or waited for in vain."""
+        doubt = self.doubt_now(now)
+        self.doubt = doubt + (1 - doubt) * DOUBT_STEP
+        self.doubt_at = now
+        self.membership.weigh(self, now)
+
+    def doubt_now(self, now: float) -> float:
+        """`doubt` as it is by now."""
+        doubt = self.doubt
+        if doubt:
+            doubt *= exp(-max(0.0, now - self.doubt_at) / DOUBT_SECONDS)
+            if doubt < DOUBT_NONE:
+                doubt = self.doubt = 0.0
+        return doubt
+
+    def outlier(self, now: float, reason: str) -> None:
+        """It fails far more often than its peers."""
+        if self.worker.state is WorkerState.READY:
+            self.last_error = reason
+            self._happen(Event.OUTLIER, now)
+
+    def rests(self, now: float, until: float, status: int) -> None:
+        """It has answered `status` and asked for nothing new before `until`."""
+        self.rest_until = max(self.rest_until, until)
+        self.rest_status = status
+        self.membership.changed(now)
+
+    def suspected(self, now: float, until: float, cause: Cause) -> None:
+        """Others of its host were ejected for `cause`: it is avoided where there are others, until it has proved itself or for so long."""
+        if self.worker.state is WorkerState.READY:
+            self.suspect_until = until
+            self.suspect_for = cause
+            self.cleared = False
+            self.membership.changed(now)
+
+    def _prove(self, now: float, *, by_request: bool) -> None:
+        """Something went well while it was suspect.
+
+        A check that passes is proof enough where the others failed theirs. Where those failed requests it lets one request in, and that is the proof.
+        """
+        if by_request:
+            proved = self.cleared and self.worker.probe is not True
+        else:
+            proved = self.suspect_for is Cause.CHECKS
+            self.cleared = True
+        if proved:
+            self.suspect_until = 0.0
+        self.membership.changed(now)
 
     def drain(self, now: float) -> None:
         """Take nothing new."""
@@ -232,6 +332,10 @@ class Life:
         self.cause = row.cause
         self.since = now
         self.failures = 0
+        self.suspect_until = 0.0
+        if row.after is WorkerState.READY:
+            self.doubt = 0.0
+            self.refused = False
         self.worker.probe = None
         self.worker.state = row.after
         self.membership.moved(self, before)
@@ -266,7 +370,7 @@ def _checks_pass(life: Life) -> bool:
 
 
 def _checks_fail(life: Life) -> bool:
-    return life.misses >= life.rules.unhealthy_after
+    return life.misses >= (1 if life.suspect_until else life.rules.unhealthy_after)
 
 
 def _start_up_is_over(life: Life) -> bool:
@@ -274,7 +378,12 @@ def _start_up_is_over(life: Life) -> bool:
 
 
 def _requests_fail(life: Life) -> bool:
-    return life.failures >= life.rules.ejection.consecutive_failures and life.membership.may_eject
+    enough = 1 if life.suspect_until else life.rules.ejection.consecutive_failures
+    return life.failures >= enough and life.membership.may_eject
+
+
+def _room_is_left(life: Life) -> bool:
+    return life.membership.may_eject
 
 
 def _no_more_answers(life: Life) -> bool:
@@ -315,6 +424,7 @@ TRANSITIONS: Mapping[tuple[WorkerState, Event], tuple[Row, ...]] = MappingProxyT
         (WorkerState.READY, Event.REQUEST_FAILED): (
             Row(_requests_fail, WorkerState.EJECTED, Cause.REQUESTS, strike=True),
         ),
+        (WorkerState.READY, Event.OUTLIER): (Row(_room_is_left, WorkerState.EJECTED, Cause.REQUESTS, strike=True),),
         (WorkerState.READY, Event.DRAIN): (Row(_always, WorkerState.DRAINING),),
         (WorkerState.READY, Event.REMOVED): (Row(_always, WorkerState.GONE),),
         (WorkerState.EJECTED, Event.CHECK_OK): (Row(_may_return, WorkerState.READY),),

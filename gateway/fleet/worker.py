@@ -67,6 +67,7 @@ class Worker:
         id: unique among all workers; ``host:port`` unless configured.
         url: base URL without a trailing slash.
         host, port, tls, base_path: the parts of `url` that the upstream connection needs.
+        machine: the host that it stands on, as configured, else `host`.
         authority: host and port as they stand in `url`, for the Host field.
         model: what the worker calls the model.
         api_key: sent as a bearer token, or None.
@@ -110,6 +111,7 @@ class Worker:
         "id",
         "in_flight",
         "in_flight_tokens",
+        "machine",
         "model",
         "opened",
         "overhead",
@@ -140,6 +142,7 @@ class Worker:
         parts = urlsplit(url)
         self.tls = parts.scheme == "https"
         self.host = parts.hostname or ""
+        self.machine = self.host
         self.port = parts.port or (443 if self.tls else 80)
         self.base_path = parts.path.rstrip("/")
         self.authority = parts.netloc.rpartition("@")[2].encode()

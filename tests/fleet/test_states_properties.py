@@ -33,8 +33,9 @@ class AnyFleet(RuleBasedStateMachine):
         healthy_after=st.integers(1, 3),
         unhealthy_after=st.integers(1, 3),
         failures=st.integers(1, 4),
+        panic=st.sampled_from([0.0, 0.5, 1.0]),
     )
-    def begin(self, size, share, base, healthy_after, unhealthy_after, failures):
+    def begin(self, size, share, base, healthy_after, unhealthy_after, failures, panic):
         self.now = 0.0
         self.rules = Health(
             healthy_after=healthy_after,
@@ -45,7 +46,8 @@ class AnyFleet(RuleBasedStateMachine):
         self.log = []
         self.gone = []
         self.leases = []
-        self.membership = Membership(share, self.log.append)
+        self.panics = [False]
+        self.membership = Membership(share, self.log.append, panic_share=panic, on_panic=self.panics.append)
         self.lives = []
         for _ in range(size):
             self.add()
@@ -101,6 +103,18 @@ class AnyFleet(RuleBasedStateMachine):
         life.request_failed(self.now, kind)
         assert self.snapshot(life) == before
 
+    @rule(index=WORKERS, seconds=st.sampled_from([0.5, 3.0, 30.0]), status=st.sampled_from([429, 503]))
+    def asks_for_a_rest(self, index, seconds, status):
+        self.pick(index).rests(self.now, self.now + seconds, status)
+
+    @rule(index=WORKERS, seconds=st.sampled_from([1.0, 15.0]), cause=st.sampled_from(Cause))
+    def others_of_its_host_are_ejected(self, index, seconds, cause):
+        self.pick(index).suspected(self.now, self.now + seconds, cause)
+
+    @rule(index=WORKERS)
+    def is_an_outlier(self, index):
+        self.pick(index).outlier(self.now, "fails more than others")
+
     @rule(index=WORKERS)
     def drain(self, index):
         self.pick(index).drain(self.now)
@@ -123,7 +137,9 @@ class AnyFleet(RuleBasedStateMachine):
         life = self.pick(index)
         worker = life.worker
         if worker.routable:
-            trial = worker.state is WorkerState.EJECTED and not self.membership.panic
+            trial = worker.probe is True
+            if worker.state is WorkerState.EJECTED and not self.membership.panic:
+                assert trial
             self.leases.append(worker.acquire())
             assert worker.routable is not trial, "one probe at a time, and only a probe closes the door"
 
@@ -149,6 +165,9 @@ class AnyFleet(RuleBasedStateMachine):
             self.membership.tick(self.now)
             life.check_ok(self.now)
             assert self.now <= deadline
+        life.rest_until = life.suspect_until = 0.0
+        self.membership.tick(self.now)
+        self.membership.changed(self.now)
         assert life.worker.routable
 
     def ejected(self):
@@ -175,19 +194,37 @@ class AnyFleet(RuleBasedStateMachine):
         ready = [life for life in self.lives if life.worker.state is WorkerState.READY]
         for life in self.lives:
             worker = life.worker
+            rests = life.rest_until > self.membership.now
+            assert not (rests and worker.routable)
             if worker.state is WorkerState.READY:
-                assert worker.routable
+                assert worker.routable or rests or life.suspect_until
             elif worker.routable:
                 assert life.cause is Cause.REQUESTS
-                assert not ready or (self.now >= life.until and worker.probe is True)
-        if not ready and any(life.cause is Cause.REQUESTS for life in self.lives):
+                assert self.membership.panic or (self.now >= life.until and worker.probe is True)
+        tryable = [life for life in self.lives if life.cause is Cause.REQUESTS]
+        awake = [life for life in tryable if life.rest_until <= self.membership.now]
+        if not ready and awake and not any(life.refused for life in tryable):
             assert any(life.worker.routable for life in self.lives), "panic leaves somebody to ask"
+
+    @invariant()
+    def a_suspect_is_avoided_only_while_others_take_requests_and_the_share_allows_it(self):
+        ready = [life for life in self.lives if life.worker.state is WorkerState.READY]
+        avoided = [life for life in ready if life.suspect_until and not life.worker.routable]
+        avoided = [life for life in avoided if life.rest_until <= self.membership.now]
+        if avoided and all(life.worker.probe is None for life in avoided):
+            assert any(life.worker.routable for life in ready)
+            assert self.ejected() + len(avoided) <= self.limit()
+
+    @invariant()
+    def panics_begin_and_end_in_turn(self):
+        assert all(one is not other for one, other in zip(self.panics, self.panics[1:], strict=False))
+        assert self.panics[-1] is self.membership.panic
 
     @invariant()
     def the_books_are_right(self):
         assert self.membership._ejected == self.ejected()
         assert all((life.cause is not None) == (life.worker.state is WorkerState.EJECTED) for life in self.lives)
-        assert all(0.1 <= life.worker.weight <= 1.0 for life in self.lives)
+        assert all(0.0099 <= life.worker.weight <= 1.0 for life in self.lives)
         assert all(life.strikes <= life.ejections for life in self.lives)
 
 
