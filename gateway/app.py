@@ -36,6 +36,7 @@ from gateway.overload.accept import Acceptor
 from gateway.overload.guard import Guard
 from gateway.prefix.matching import Matching
 from gateway.prompt.tokenizer import TokenizerError
+from gateway.residency.directories import Directories
 from gateway.residency.fleets import Residencies
 from gateway.tasks import TaskGroup
 from gateway.telemetry.collector import Readings
@@ -109,6 +110,7 @@ class Gateway:
         self._admissions = Admissions(loop)
         self._tasks = TaskGroup("gateway")
         self._residencies = Residencies(self._session, clock=time.monotonic, feeds=lambda: self._matching.feeds)
+        self._directories = Directories(self._session, clock=loop.time, feeds=lambda: self._matching.feeds)
         self._tracing = Tracing.from_config(config.telemetry)
         self._request_log = RequestLogWriter.from_config(config.telemetry.request_log)
         self.decisions = DecisionLog(config.telemetry.decisions)
@@ -178,6 +180,7 @@ class Gateway:
         self._health.start()
         self._matching.start()
         self._residencies.start()
+        self._directories.start()
         self._export_metrics()
         self._tasks.spawn("policy-faults", PolicyFaultLog(lambda: self._fleets, self._loop.time).run())
         self._tenancy.announce()
@@ -236,6 +239,7 @@ class Gateway:
         await self._health.stop()
         await self._matching.stop()
         await self._residencies.stop()
+        await self._directories.stop()
         self._admissions.stop()
         self._sweeper.stop()
         self._pool.close()
@@ -263,6 +267,7 @@ class Gateway:
         self._matching.use(config, fleets, tokenizers)
         self.proxy.matchers = self._matching.matchers
         self._residencies.use(config, fleets)
+        self._directories.use(config, fleets)
         self.proxy.residencies = self._residencies.fleets
         self._warm_reservations()
 
@@ -395,11 +400,11 @@ class Gateway:
             clock=time.monotonic,
             hot=self._matching.hot,
             registry=self._registry,
-            residency=self._residencies.document,
+            residency=lambda: {**self._residencies.document(), "l2": self._directories.document()},
         )
 
     def _degraded(self, fleet: str) -> list[str]:
-        return [*self._matching.degraded(fleet), *self._residencies.degraded(fleet)]
+        return [*self._matching.degraded(fleet), *self._residencies.degraded(fleet), *self._directories.degraded(fleet)]
 
     def _admin_sources(self) -> AdminSources:
         def fleets() -> list[FleetStatus]:

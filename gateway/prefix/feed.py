@@ -167,6 +167,10 @@ class Feeds:
             feed.resync(self._clock())
         return feed is not None
 
+    def names(self, fleet: str) -> dict[str, list[str]]:
+        """Under which names each worker of a fleet stands in the index: several with data parallelism, none as long as nothing is known of it."""
+        return {feed.id: feed.names for feed in self._feeds.values() if feed.fleet == fleet}
+
     def snapshot(self) -> list[FeedStatus]:
         """Every worker's feed, in the order of the configuration."""
         now = self._clock()

@@ -44,6 +44,11 @@ class History:
         return len(self._blocks)
 
     @property
+    def map(self) -> PrefixMap:
+        """Its map."""
+        return self._map
+
+    @property
     def block_size(self) -> int:
         """Tokens per block."""
         return self._map.block_size

@@ -1,9 +1,9 @@
 """All that is known about who holds what: one map per block size, and per worker how it is fed."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.prefix.history import DEFAULT_BLOCKS, History
 from gateway.prefix.holders import Holder
@@ -12,7 +12,21 @@ from gateway.prefix.mirror import Mirror
 from gateway.prompt.blocks import Chain, Hasher
 from policies.base import NO_MATCH, Match
 
+if TYPE_CHECKING:
+    from gateway.prefix.events import Stored
+    from gateway.prompt.prompt import Prompt
+
 _NOTHING: Mapping[str, Match] = MappingProxyType({})
+
+
+class Watcher(Protocol):
+    """Whoever wants to know which prompts there are in a fleet: a directory of slower memory can be asked about them. Neither call may wait."""
+
+    def saw(self, prompt: "Prompt", chains: Mapping[int, Chain], salt: str | None) -> None:
+        """A prompt has come whose tokens are known, for no adapter."""
+
+    def stored(self, event: "Stored", ours: Sequence[int], block_size: int) -> None:
+        """A worker told what it has stored in its l1; `ours` are the hashes of those blocks in the map for `block_size`."""
 
 
 class PrefixIndex:
@@ -24,6 +38,7 @@ class PrefixIndex:
         hasher: makes every chain that these maps are asked about.
         maps: by block size.
         workers: by id.
+        watchers: by fleet.
     """
 
     def __init__(self, hasher: Hasher, *, budget: int = DEFAULT_BUDGET) -> None:
@@ -31,6 +46,7 @@ class PrefixIndex:
         self.hasher = hasher
         self.maps: dict[int, PrefixMap] = {}
         self.workers: dict[str, Mirror | History] = {}
+        self.watchers: dict[str, Watcher] = {}
         self._budget = budget
         self._pools: dict[tuple[str, int], Holder] = {}
 
@@ -62,6 +78,7 @@ class PrefixIndex:
             self.hasher,
             self.map,
             pool=None if pool is None else functools.partial(self._enter_pool, pool),
+            watched=functools.partial(self._stored, model),
             **options,
         )
         self.workers[worker] = mirror
@@ -78,6 +95,13 @@ class PrefixIndex:
         found = self.workers.pop(worker, None)
         if found is not None:
             found.leave()
+
+    def placed(self, worker: str) -> tuple[PrefixMap, Holder] | None:
+        """Where a worker stands: its map, and who it is there; None as long as its block size is not known."""
+        found = self.workers.get(worker)
+        if found is None or found.map is None or found.holder is None:
+            return None
+        return found.map, found.holder
 
     def match(self, chains: Mapping[int, Chain]) -> Mapping[str, Match]:
         """What every worker holds of a prompt, by worker id; those that hold nothing are left out. Not to be changed.
@@ -119,6 +143,11 @@ class PrefixIndex:
             prefix_map.expire(now)
             if prefix_map.unswept:
                 prefix_map.sweep(sweep)
+
+    def _stored(self, model: str, event: "Stored", ours: Sequence[int], block_size: int) -> None:
+        watcher = self.watchers.get(model)
+        if watcher is not None:
+            watcher.stored(event, ours, block_size)
 
     def _enter_pool(self, name: str, prefix_map: PrefixMap, holder: Holder) -> Holder:
         key = name, prefix_map.block_size

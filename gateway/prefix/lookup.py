@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.http.usage import Usage
     from gateway.prefix.feed import Feeds
     from gateway.prefix.hot import HotPrefixes
+    from gateway.prefix.index import Watcher
     from gateway.prefix.map import Expectation
     from gateway.prefix.truth import Truth
     from gateway.prompt.chain_cache import ChainCache
@@ -167,7 +168,15 @@ class Matcher:
         if prompt.how is How.NONE or not sizes:
             return Lookup(self._model, prompt, {}, {})
         chains = self._chains.chains(prompt, self._root(body, prompt.how), sizes)
+        if (watcher := self._feeds.index.watchers.get(self._model)) is not None:
+            self._tell(watcher, prompt, chains, body)
         return Lookup(self._model, prompt, chains, self._feeds.match(chains), self._made)
+
+    def _tell(self, watcher: "Watcher", prompt: Prompt, chains: Mapping[int, Chain], body: Mapping[str, Any]) -> None:
+        """Slower memory can be asked about a prompt as soon as that is known, if its tokens are and it is for no adapter."""
+        asked, cache_salt = body.get("model"), body.get("cache_salt")
+        if prompt.how is How.EXACT and (not isinstance(asked, str) or asked in self._names):
+            watcher.saw(prompt, chains, worker_salt(None, cache_salt) if isinstance(cache_salt, str) else None)
 
     def _root(self, body: Mapping[str, Any], how: How) -> int:
         """The namespace of this request's blocks.

@@ -79,6 +79,7 @@ class Mirror:
         pool: Callable[[PrefixMap, Holder], Holder] | None = None,
         write_through: bool = False,
         max_blocks: int = MAX_BLOCKS,
+        watched: Callable[[Stored, Sequence[int], int], None] | None = None,
     ) -> None:
         """Nothing is known yet.
 
@@ -95,6 +96,7 @@ class Mirror:
             pool: makes the worker a member of the shared memory that its l2 events are about, and returns that.
             write_through: what is stored in l1 is written to l2 as well, without an event; needs a `ttl` for l2.
             max_blocks: see `MAX_BLOCKS`.
+            watched: told of what is stored in l1 with its tokens: the event, our hashes, and the map's block size.
 
         Raises:
             ValueError: `write_through` without a `ttl` for l2: nothing would ever end what was put there.
@@ -116,6 +118,7 @@ class Mirror:
         self._pool: Holder | None = None
         self._write_through = write_through
         self._max_blocks = max_blocks
+        self._watched = watched
         self._guessed = False  # the block size comes from a slower tier
         self._known: tuple[dict[int, Ours], ...]  # by tier, our hashes by the worker's
         self._departed: dict[int, Ours]
@@ -255,6 +258,8 @@ class Mirror:
         if multiple > 1:
             values = [tuple(ours[start : start + multiple]) for start in range(0, len(ours), multiple)]
         self._learn(event.tier, event.hashes, values)
+        if self._watched is not None and event.tier is Tier.L1 and not others:
+            self._watched(event, ours, size)
         return True
 
     def _distinct(self, parent: int, event: Stored, size: int, others: Mapping[int, bytes]) -> list[int]:

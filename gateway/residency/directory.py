@@ -1,0 +1,455 @@
+"""What LMCache's directory says about the chunks of prompts, put into the prefix map: storage as a pool, and the workers' CPU memories.
+
+The directory knows chunks by their names (`backends.hints.chunks`), the map knows blocks by the gateway's own hashes. A chunk is known
+here by both as soon as a prompt with it was seen, or a worker's event told its tokens; then the directory is asked about its keys:
+at once, again after `AGAIN` seconds, then less and less often while its answer stays the same. A chunk of which the gateway has never
+seen the tokens matches no prompt, so nothing is lost by not asking about it.
+
+An answer is what the directory knows: servers report to it about once a second. Where a worker's own events tell of its CPU memory too,
+they are sooner, and the directory has the last word: it knows chunks that were prefetched (whose tokens the server never saw, so it
+sends no event) and keeps salts apart (events don't).
+
+No clock, no I/O.
+"""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from backends.hints import chunks
+from gateway.prefix.events import HASH_MASK
+from gateway.prefix.holders import Holder, Tier
+
+if TYPE_CHECKING:
+    from array import array
+
+    from backends.hints.lmcache_coordinator import Held
+    from gateway.prefix.events import Stored
+    from gateway.prefix.index import PrefixIndex
+    from gateway.prefix.map import PrefixMap
+    from gateway.prompt.blocks import Chain
+
+AGAIN: Final = 2.0
+"""Seconds until a chunk is asked about again whose answer was new; servers report once a second."""
+SLOWEST: Final = 64.0
+"""Seconds to which that grows, doubling with each answer that is the same."""
+FRESH: Final = 5.0
+"""What was asked about within so many seconds is not asked about again because a prompt has come with it."""
+MAX_CHUNKS: Final = 100_000
+"""That are remembered: about 1 KB each with their blocks' hashes. 25 M tokens in chunks of 256."""
+
+
+class Chunk:
+    """One chunk that prompts were seen with.
+
+    Attributes:
+        name: LMCache's.
+        salt: `cache_salt`, empty for none.
+        blocks: the gateway's hashes of its blocks, by block size.
+        due: when it is to be asked about; None while it waits in the queue of those that are due.
+        asked: when it was asked about last; None before that.
+        delay: seconds from the last answer to the next question.
+        l2: pools that hold it, as far as we have put it there.
+        l1: the same, for workers.
+        missed: workers whose events say that they hold it in l1, and the directory did not.
+    """
+
+    __slots__ = ("asked", "blocks", "delay", "due", "l1", "l2", "missed", "name", "salt")
+
+    def __init__(self, name: bytes, salt: str, blocks: Mapping[int, tuple[int, ...]]) -> None:
+        self.name = name
+        self.salt = salt
+        self.blocks = blocks
+        self.due: float | None = None
+        self.asked: float | None = None
+        self.delay = AGAIN
+        self.l2: frozenset[str] = frozenset()
+        self.l1: frozenset[str] = frozenset()
+        self.missed: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class DirectoryCounters:
+    """In chunks."""
+
+    named: int = 0
+    asked: int = 0
+    changed: int = 0
+    """Answers that were not the same as the one before."""
+    corrected: int = 0
+    """Taken out of a worker's l1 although its events had put it there."""
+    forgotten: int = 0
+    """Because of `MAX_CHUNKS`."""
+
+
+class Directory:
+    """One fleet's chunks.
+
+    Attributes:
+        fleet: its name.
+        model: what LMCache calls its model.
+        chunk: tokens in each chunk.
+        world_size: devices over which each worker spreads the model: a chunk is held where all of them hold their part.
+        counters: what happened.
+    """
+
+    def __init__(
+        self,
+        fleet: str,
+        index: "PrefixIndex",
+        *,
+        model: str,
+        chunk: int = chunks.DEFAULT_CHUNK,
+        world_size: int = 1,
+        shared: bool = True,
+        limit: int = MAX_CHUNKS,
+    ) -> None:
+        """Nothing is known yet.
+
+        Args:
+            fleet: name.
+            index: where knowledge goes.
+            model: see the class.
+            chunk: see the class.
+            world_size: see the class.
+            shared: all workers reach each other's storage, though the directory names only who stored; otherwise what is not marked as shared
+                there counts for the worker that stored it.
+            limit: of chunks, see `MAX_CHUNKS`.
+        """
+        self.fleet = fleet
+        self.model = model
+        self.chunk = chunk
+        self.world_size = world_size
+        self.counters = DirectoryCounters()
+        self._index = index
+        self._shared = shared
+        self._limit = limit
+        self._chunks: dict[tuple[str, bytes], Chunk] = {}
+        self._by_block: dict[int, Chunk] = {}  # by the hash of its last block, for every block size
+        self._unsalted: dict[int, bytes] = {}  # names of chunks without a salt by their end, as events have it
+        self._soon: deque[Chunk] = deque()
+        self._later: list[tuple[float, int, Chunk]] = []
+        self._order = itertools.count()
+        self._pools: dict[tuple[str, int], Holder] = {}
+        self._members: dict[str, Sequence[str]] = {}  # names in the index by worker id
+        self._worker_of: dict[str, str] = {}  # by instance
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that are to be asked about now."""
+        return len(self._soon)
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def known(self, chains: "Mapping[int, Chain]") -> tuple[int, int]:
+        """How many leading chunks of a prompt are known by name, and how many it has."""
+        for size, chain in chains.items():
+            if self.chunk % size == 0:
+                step = self.chunk // size
+                hashes, total = chain.hashes, len(chain.hashes) // step
+                low, high = 0, total
+                # Chunks are named from the first on, so the known ones are the leading ones.
+                while low < high:
+                    middle = (low + high + 1) >> 1
+                    if hashes[middle * step - 1] in self._by_block:
+                        low = middle
+                    else:
+                        high = middle - 1
+                return low, total
+        return 0, 0
+
+    def touch(self, chains: "Mapping[int, Chain]", now: float) -> None:
+        """A prompt has come: ask soon about those of its known chunks that were not asked about lately."""
+        known, _ = self.known(chains)
+        for size, chain in chains.items():
+            if self.chunk % size == 0:
+                step = self.chunk // size
+                for block in chain.hashes[step - 1 : known * step : step]:
+                    found = self._by_block.get(block)
+                    if (
+                        found is not None
+                        and found.due is not None
+                        and (found.asked is None or found.asked + FRESH <= now)
+                    ):
+                        self._hurry(found)
+                return
+
+    def name(self, ids: "array[int]", first: int, stop: int, chains: "Mapping[int, Chain]", salt: str | None) -> int:
+        """Give names to the chunks ``[first, stop)`` of a prompt, of which those before `first` have theirs. Costs 10 us for 256 tokens.
+
+        Args:
+            ids: of the whole prompt.
+            first: how many chunks have a name, as of `known`.
+            stop: up to which.
+            chains: its hashes.
+            salt: its `cache_salt`.
+
+        Returns:
+            How many were new.
+        """
+        chunk = self.chunk
+        steps = [(size, chunk // size, chain.hashes) for size, chain in chains.items() if chunk % size == 0]
+        if not steps:
+            return 0
+        parent = chunks.ROOT
+        if first:
+            _, step, hashes = steps[0]
+            before = self._by_block.get(hashes[first * step - 1])
+            if before is None:
+                return 0
+            parent = before.name
+        before_count = len(self._chunks)
+        for place, name in enumerate(chunks.names(ids[first * chunk : stop * chunk], chunk, after=parent), first):
+            blocks = {size: tuple(hashes[place * step : (place + 1) * step]) for size, step, hashes in steps}
+            self._learn(name, salt or "", blocks)
+        return len(self._chunks) - before_count
+
+    def stored(self, event: "Stored", ours: Sequence[int], block_size: int) -> None:
+        """A worker's event tells that it holds chunks in its l1, with their tokens: among them what it has generated itself.
+
+        Events know no salts, and what they name is put into the map without one: so it is here.
+        """
+        if event.block_size != self.chunk or self.chunk % block_size or event.lora is not None:
+            return
+        parent = chunks.ROOT if event.parent is None else self._unsalted.get(event.parent)
+        if parent is None:
+            return
+        step = self.chunk // block_size
+        packed = memoryview(event.tokens).cast("I")
+        for place, name in enumerate(chunks.names(packed.tolist(), self.chunk, after=parent)):
+            if chunks.short(name) & HASH_MASK != event.hashes[place]:
+                return  # of another algorithm, or with something else in it
+            self._learn(name, "", {block_size: tuple(ours[place * step : (place + 1) * step])})
+
+    def _learn(self, name: bytes, salt: str, blocks: Mapping[int, tuple[int, ...]]) -> None:
+        key = salt, name
+        found = self._chunks.get(key)
+        if found is None:
+            if len(self._chunks) >= self._limit:
+                self._drop(next(iter(self._chunks)))
+                self.counters.forgotten += 1
+            found = self._chunks[key] = Chunk(name, salt, blocks)
+            if not salt:
+                self._unsalted[chunks.short(name) & HASH_MASK] = name
+            self.counters.named += 1
+            self._soon.append(found)
+        elif not blocks.keys() <= found.blocks.keys():
+            found.blocks = {**found.blocks, **blocks}
+            found.l1 = found.l2 = frozenset()
+        for hashes in blocks.values():
+            self._by_block[hashes[-1]] = found
+
+    def _drop(self, key: tuple[str, bytes]) -> None:
+        gone = self._chunks.pop(key)
+        for pool in gone.l2:
+            self._remove_l2(gone, pool)
+        for worker in gone.l1:
+            self._remove_l1(gone, worker)
+        for hashes in gone.blocks.values():
+            self._by_block.pop(hashes[-1], None)
+        if not gone.salt:
+            self._unsalted.pop(chunks.short(gone.name) & HASH_MASK, None)
+        gone.blocks = {}
+
+    # -- what to ask ------------------------------------------------------------------------------------------------
+
+    def due(self, now: float, most: int) -> list[Chunk]:
+        """Up to `most` chunks to ask about now: new ones and those of prompts that have just come first. Each must be given to `learned` or `again`."""
+        while self._later and self._later[0][0] <= now:
+            due, _, chunk = heapq.heappop(self._later)
+            if chunk.due == due:
+                self._hurry(chunk)
+        found: list[Chunk] = []
+        while self._soon and len(found) < most:
+            chunk = self._soon.popleft()
+            if chunk.blocks:
+                found.append(chunk)
+        return found
+
+    def keys(self, wanted: Sequence[Chunk]) -> list[dict[str, Any]]:
+        """The keys to ask about, for all devices of each chunk."""
+        return [key for chunk in wanted for key in chunks.keys([chunk.name], self.model, self.world_size, chunk.salt)]
+
+    def again(self, wanted: Sequence[Chunk], now: float) -> None:
+        """The question was not answered."""
+        for chunk in wanted:
+            self._schedule(chunk, now + AGAIN)
+
+    def learned(self, wanted: Sequence[Chunk], answers: "Sequence[Held]", now: float) -> None:
+        """The answer to a question about `keys`.
+
+        Args:
+            wanted: the chunks.
+            answers: for each of their keys, in order.
+            now: seconds.
+        """
+        size = self.world_size
+        for place, chunk in enumerate(wanted):
+            if not chunk.blocks:
+                continue
+            parts = answers[place * size : (place + 1) * size]
+            if len(parts) != size or any(part.key.chunk_hash_hex != chunk.name.hex() for part in parts):
+                self._schedule(chunk, now + SLOWEST)
+                continue
+            l2 = frozenset.intersection(*(self._stored_in(part) for part in parts))
+            l1 = frozenset.intersection(*(self._near(part) for part in parts))
+            chunk.asked = now
+            self.counters.asked += 1
+            changed = self._apply(chunk, l1, l2)
+            if changed:
+                self.counters.changed += 1
+            chunk.delay = AGAIN if changed else min(SLOWEST, chunk.delay * 2)
+            self._schedule(chunk, now + chunk.delay)
+
+    def forget(self) -> None:
+        """The directory is away: nothing that it said counts any more."""
+        for chunk in self._chunks.values():
+            for worker in chunk.l1:
+                self._remove_l1(chunk, worker)
+            chunk.l1 = chunk.l2 = frozenset()
+            chunk.delay = AGAIN
+        for (_, size), pool in self._pools.items():
+            if (prefix_map := self._index.maps.get(size)) is not None:
+                prefix_map.clear(pool)
+
+    def leave(self) -> None:
+        """Forget everything for good."""
+        self.forget()
+        for (_, size), pool in self._pools.items():
+            self._index.maps[size].leave(pool)
+        self._pools.clear()
+        self._chunks.clear()
+        self._by_block.clear()
+        self._unsalted.clear()
+        self._soon.clear()
+        self._later.clear()
+
+    def _hurry(self, chunk: Chunk) -> None:
+        chunk.due = None
+        self._soon.append(chunk)
+
+    def _schedule(self, chunk: Chunk, due: float) -> None:
+        chunk.due = due
+        heapq.heappush(self._later, (due, next(self._order), chunk))
+
+    # -- who is who -------------------------------------------------------------------------------------------------
+
+    def workers(self, names: Mapping[str, Sequence[str]], instances: Mapping[str, str]) -> None:
+        """Say who there is, a few times a second: costs next to nothing while nothing changes.
+
+        Args:
+            names: by worker id, under which names it stands in the index.
+            instances: the worker's id by the directory's name of its server.
+        """
+        self._members = dict(names)
+        self._worker_of = dict(instances)
+        for (site, size), pool in self._pools.items():
+            prefix_map = self._index.maps[size]
+            members = [
+                placed[1]
+                for worker in (self._members if site == _EVERYBODY else (site,))
+                for placed in self._places(worker)
+                if placed[0] is prefix_map
+            ]
+            if set(map(id, members)) != set(map(id, pool.members)):
+                prefix_map.set_members(pool, members)
+
+    def _places(self, worker: str) -> "Iterable[tuple[PrefixMap, Holder]]":
+        for name in self._members.get(worker, ()):
+            placed = self._index.placed(name)
+            if placed is not None:
+                yield placed
+
+    def _stored_in(self, part: "Held") -> frozenset[str]:
+        """The pools that hold it."""
+        sites = set()
+        for each in part.placements:
+            if each.tier == "l2":
+                if self._shared or each.shared:
+                    sites.add(_EVERYBODY)
+                elif (worker := self._worker_of.get(each.instance_id)) is not None:
+                    sites.add(worker)
+        return frozenset(sites)
+
+    def _near(self, part: "Held") -> frozenset[str]:
+        """The workers that hold it in l1."""
+        return frozenset(
+            worker
+            for each in part.placements
+            if each.tier == "l1" and (worker := self._worker_of.get(each.instance_id)) is not None
+        )
+
+    # -- into the map -----------------------------------------------------------------------------------------------
+
+    def _apply(self, chunk: Chunk, l1: frozenset[str], l2: frozenset[str]) -> bool:
+        """Bring the map in line with an answer; whether it is another one than before."""
+        changed = l1 != chunk.l1 or l2 != chunk.l2
+        for site in chunk.l2 - l2:
+            self._remove_l2(chunk, site)
+        for site in l2:
+            self._store_l2(chunk, site)
+        chunk.l2 = l2
+        missed = set()
+        for worker in self._worker_of.values():
+            if worker in l1:
+                self._store_l1(chunk, worker)
+            elif worker in chunk.l1:
+                self._remove_l1(chunk, worker)
+            elif self._has_l1(chunk, worker):
+                # Its events say so. They are sooner than the directory, but it is right if it says no twice.
+                if worker in chunk.missed:
+                    self._remove_l1(chunk, worker)
+                    self.counters.corrected += 1
+                else:
+                    missed.add(worker)
+                    changed = True
+        chunk.l1, chunk.missed = l1, frozenset(missed)
+        return changed
+
+    def _store_l2(self, chunk: Chunk, site: str) -> None:
+        for size, hashes in chunk.blocks.items():
+            prefix_map = self._index.maps.get(size)
+            if prefix_map is None:
+                continue
+            pool = self._pools.get((site, size))
+            if pool is None:
+                pool = self._pools[site, size] = prefix_map.join_pool(f"{self.fleet} l2 {site}".rstrip())
+                self.workers(self._members, self._worker_of)
+            # What the map has forgotten for want of room is stored again when it is asked about again.
+            if Tier.L2 not in prefix_map.tiers(pool, hashes[-1]):
+                prefix_map.store(pool, hashes, Tier.L2)
+
+    def _remove_l2(self, chunk: Chunk, site: str) -> None:
+        for size, hashes in chunk.blocks.items():
+            pool = self._pools.get((site, size))
+            if pool is not None:
+                self._index.maps[size].remove(pool, hashes, Tier.L2)
+
+    def _store_l1(self, chunk: Chunk, worker: str) -> None:
+        for prefix_map, holder in self._places(worker):
+            hashes = chunk.blocks.get(prefix_map.block_size)
+            if hashes is not None and Tier.L1 not in prefix_map.tiers(holder, hashes[-1]):
+                prefix_map.store(holder, hashes, Tier.L1)
+
+    def _remove_l1(self, chunk: Chunk, worker: str) -> None:
+        for prefix_map, holder in self._places(worker):
+            hashes = chunk.blocks.get(prefix_map.block_size)
+            if hashes is not None:
+                prefix_map.remove(holder, hashes, Tier.L1)
+
+    def _has_l1(self, chunk: Chunk, worker: str) -> bool:
+        return any(
+            Tier.L1 in prefix_map.tiers(holder, hashes[-1])
+            for prefix_map, holder in self._places(worker)
+            if (hashes := chunk.blocks.get(prefix_map.block_size)) is not None
+        )
+
+
+_EVERYBODY: Final = ""
+"""The pool of storage that all workers reach."""
