@@ -1,6 +1,6 @@
 """How hot each shared prefix is: conversations that begin with it, in a minute, those of late counting most. No clock, no I/O; bounded."""
 
-from math import exp, log
+from math import exp, inf, log
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -24,9 +24,23 @@ class Prefix:
         sessions: conversations that have begun with it.
         wanted: workers that should hold it; 0: it is not cared for.
         entries: hints about it that have not ended.
+        released: workers that were told to forget it since it was wanted at more of them last.
+        spread_at: when it was brought to a further worker last.
     """
 
-    __slots__ = ("_at", "_weight", "blocks", "entries", "mark", "sessions", "size", "subject", "wanted")
+    __slots__ = (
+        "_at",
+        "_weight",
+        "blocks",
+        "entries",
+        "mark",
+        "released",
+        "sessions",
+        "size",
+        "spread_at",
+        "subject",
+        "wanted",
+    )
 
     def __init__(self, mark: int, blocks: int, size: int, subject: "Subject") -> None:
         self.mark = mark
@@ -36,6 +50,8 @@ class Prefix:
         self.sessions = 0
         self.wanted = 0
         self.entries: list[Entry] = []
+        self.released: set[str] = set()
+        self.spread_at = -inf
         self._weight = 0.0
         self._at = 0.0
 

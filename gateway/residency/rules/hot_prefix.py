@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PRIORITY: Final = 90
 MOST_ENTRIES: Final = 16
+AGAIN: Final = 15.0
+"""Seconds from one try to bring a prefix somewhere to the next."""
 
 
 class HotPrefixRule(Rule):
@@ -92,11 +94,15 @@ class HotPrefixRule(Rule):
         for prefix, before in changed:
             if prefix.wanted < before:
                 self._let_go(into, prefix, now)
+            else:
+                prefix.released.clear()
         for prefix in self.heat.cared:
             self._spread(into, prefix, now)
 
     def _spread(self, into: "list[Hint]", prefix: Prefix, now: float) -> None:
-        """Bring it to one more worker, if too few have it or are about to."""
+        """Bring it to one more worker, if too few have it or are about to, and the last try was a while ago."""
+        if prefix.wanted < 2 or now - prefix.spread_at < AGAIN:
+            return
         holds = self.context.holds(prefix.subject)
         having = {name for name, match in holds.items() if match.device >= prefix.tokens}
         having |= {entry.worker for entry in prefix.entries if not entry.ended and entry.action is Action.PREFETCH}
@@ -106,6 +112,7 @@ class HotPrefixRule(Rule):
         if not free:
             return
         target = min(free, key=_busy)
+        prefix.spread_at = now
         said = bring(
             into,
             self.context.voice,
@@ -124,11 +131,16 @@ class HotPrefixRule(Rule):
     def _let_go(self, into: "list[Hint]", prefix: Prefix, now: float) -> None:
         """One worker of those that have it, and are too many, may forget it."""
         holds = self.context.holds(prefix.subject)
-        having = [worker for worker in self.context.workers() if holds.get(worker.id, NO_MATCH).device >= prefix.tokens]
+        having = [
+            worker
+            for worker in self.context.workers()
+            if worker.id not in prefix.released and holds.get(worker.id, NO_MATCH).device >= prefix.tokens
+        ]
         if len(having) <= max(1, prefix.wanted):
             # The last copy goes the way of everything else: by not being used.
             return
         worker = max(having, key=_busy)
+        prefix.released.add(worker.id)
         entry = self.context.voice.say(
             into,
             self.name,
