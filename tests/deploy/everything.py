@@ -10,9 +10,11 @@ from gateway.prefix.map import PrefixMap
 from gateway.prefix.truth import WorkerTruth
 from gateway.prompt.parity_status import ParityStatus, Standing
 from gateway.telemetry.collector import QueueReading, Readings
+from gateway.telemetry.histogram import GATEWAY_BOUNDS, Histogram
 from gateway.telemetry.loop import LoopMonitor
 from gateway.telemetry.metrics import Metrics, Outcome
 from gateway.telemetry.reasons import Reason
+from gateway.telemetry.residency import ResidencyReading
 
 CHAT = "/v1/chat/completions"
 
@@ -69,6 +71,9 @@ def everything(hyperpod=None):
         observed=1,
         wrong=0,
     )
+    hints = ResidencyReading(
+        "m", [("retain", "w1", "retain", "useful", 3)], 1, {"retain": False}, [("w1", "device", 100, 1000)]
+    )
     account = Account()
     account.concurrency = 0
     account.enter(0.0)
@@ -85,6 +90,8 @@ def everything(hyperpod=None):
         prefix_maps=lambda: {16: PrefixMap(16)},
         parity=lambda: [("m", parity)],
         truth=lambda: [("w1", truth)],
+        residencies=lambda: [hints],
+        hint_latency=lambda: {"warm": Histogram(GATEWAY_BOUNDS)},
     )
     return metrics
 

@@ -105,8 +105,8 @@ def busy(scene):
 @pytest.mark.parametrize("size", SIZES)
 async def test_every_view_shows_live_traffic_without_a_complaint(busy, size):
     links = ', links: {Jaeger: "https://jaeger.example/trace/{trace_id}"}'
-    traces = "telemetry: {traces: {exporter: file, file: /dev/null}}\n"
-    async with busy(admin=links, settings=traces) as found, opened(size) as page:
+    more = "telemetry: {traces: {exporter: file, file: /dev/null}}\nresidency: {rules: {retain: {min_tokens: 16}}}\n"
+    async with busy(admin=links, settings=more) as found, opened(size) as page:
         await page.goto(found.admin)
         await page.wait_for_selector("tr[data-open]")
         await page.locator(".tile b", has_text="/s").first.wait_for()
@@ -136,6 +136,11 @@ async def test_every_view_shows_live_traffic_without_a_complaint(busy, size):
         await page.wait_for_selector(".card")
         assert "events tell what it holds" in await page.locator("main").inner_text()
         await shot(page, f"worker-{size}")
+
+        await page.goto(f"{found.admin}/#/residency")
+        await page.locator("tbody tr .chip", has_text="skipped").first.wait_for()
+        assert "retain" in await page.locator("main").inner_text()
+        await shot(page, f"residency-{size}")
 
         await page.goto(f"{found.admin}/#/policy")
         await page.click("button.strong")

@@ -7,6 +7,7 @@ import * as fleet from "/static/views/fleet.js";
 import * as policy from "/static/views/policy.js";
 import * as prefixes from "/static/views/prefixes.js";
 import * as request from "/static/views/request.js";
+import * as residency from "/static/views/residency.js";
 import * as requests from "/static/views/requests.js";
 import * as worker from "/static/views/worker.js";
 
@@ -15,9 +16,10 @@ const TABS = [
   ["requests", "Requests", "2"],
   ["prefixes", "Prefixes", "3"],
   ["policy", "Policy", "4"],
+  ["residency", "Residency", "5"],
 ];
 const KEYS = [
-  ["1 2 3 4", "fleet, requests, prefixes, policy"],
+  ["1 2 3 4 5", "fleet, requests, prefixes, policy, residency"],
   ["j k", "next, previous row"],
   ["enter", "open the row"],
   ["esc", "back; leave a field"],
@@ -61,7 +63,7 @@ function route() {
   const current = name === "workers" ? "fleet" : name || "fleet";
   tabs.forEach((tab, index) => tab.toggleAttribute("aria-current", TABS[index][0] === current));
   const id = rest.join("/");
-  const modules = { fleet, prefixes, policy, requests: id ? request : requests, workers: worker };
+  const modules = { fleet, prefixes, policy, residency, requests: id ? request : requests, workers: worker };
   const chosen = modules[name || "fleet"];
   if (chosen === undefined) {
     fill(main, h("p", { class: "empty" }, "There is no such page."));

@@ -4,6 +4,7 @@ import { get, requestPath } from "/static/api.js";
 import { bar, copy, fill, h, table } from "/static/dom.js";
 import { bytes, clock, count, number, percent, seconds, whole } from "/static/format.js";
 import { outcomeChip } from "/static/views/requests.js";
+import { hintColumns } from "/static/views/residency.js";
 
 export function show(root, context, { id }) {
   const body = h("div", {}, h("p", { class: "empty" }, "Asking."));
@@ -45,8 +46,21 @@ function page(record, config) {
     h("div", { class: "columns" }, predicted(record), facts(record)),
     h("h2", {}, "Candidates", h("small", {}, ` as they were then, by policy ${record.policy ?? "–"}`)),
     record.candidates.length ? candidateTable(record.candidates, record.prompt.tokens) : h("p", { class: "empty" }, "No worker was looked for."),
+    record.hints.length > 0 && [h("h2", {}, "Hints", h("small", {}, " what its workers were told about their caches")), hintTable(record)],
     h("details", {}, h("summary", {}, "everything, as JSON"), h("pre", {}, JSON.stringify(record, null, 2))),
   ];
+}
+
+function hintTable(record) {
+  const said = { inside: "inside the request", beside: "beside it", nobody: "not at all" };
+  return table(
+    [
+      { head: "after", class: "number", cell: (hint) => seconds(Math.max(0, hint.at)) },
+      ...hintColumns(),
+      { head: "said", class: "text", cell: (hint) => `${said[hint.way] ?? hint.way}${hint.driver ? ` by ${hint.driver}` : ""}` },
+    ],
+    record.hints,
+  );
 }
 
 function actions(record, config) {
