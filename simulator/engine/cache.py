@@ -104,7 +104,7 @@ class DeviceCache:
 
     def spare(self, blocks: int, priority: int, now: float) -> tuple[int, list[Link]]:
         """Make up to `blocks` private blocks out of what is free or worth at most `priority`. Returns how many, and what was evicted."""
-        evicted = self._evict(self._claimed(), blocks - self.free, priority, now)
+        evicted = [] if blocks <= self.free else self._evict(self._claimed(), blocks - self.free, priority, now)
         made = min(blocks, self.free)
         self.free -= made
         return made, evicted
@@ -194,13 +194,19 @@ class DeviceCache:
 
 
 class Tier:
-    """Copies of blocks in slower memory, evicted least recently used first. Several engines may share one as their l2."""
+    """Copies of blocks in slower memory, evicted least recently used first, pinned ones never. Several engines may share one as their l2.
 
-    __slots__ = ("_parents", "capacity")
+    Attributes:
+        capacity: in blocks; 0 holds nothing.
+        pinned: how often each block is pinned; must be fewer than `capacity`.
+    """
+
+    __slots__ = ("_parents", "capacity", "pinned")
 
     def __init__(self, capacity: int) -> None:
         """`capacity` is in blocks; 0 holds nothing."""
         self.capacity = capacity
+        self.pinned: dict[BlockKey, int] = {}
         self._parents: OrderedDict[BlockKey, BlockKey | None] = OrderedDict()
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -234,8 +240,24 @@ class Tier:
             else:
                 parents[key] = parent
                 new.append((key, parent))
+        if self.pinned:
+            return new, self._make_room()
         removed = [parents.popitem(last=False) for _ in range(len(parents) - self.capacity)]
         return new, removed
+
+    def pin(self, keys: Iterable[BlockKey]) -> None:
+        """Keep these, all of which are here, until they are unpinned as often."""
+        for key in keys:
+            self.pinned[key] = self.pinned.get(key, 0) + 1
+
+    def unpin(self, keys: Iterable[BlockKey]) -> None:
+        """Take one pin back from each."""
+        for key in keys:
+            left = self.pinned.get(key, 0) - 1
+            if left > 0:
+                self.pinned[key] = left
+            else:
+                self.pinned.pop(key, None)
 
     def touch(self, keys: Sequence[BlockKey], count: int) -> None:
         """The first `count` keys were used: they are evicted later than others, from their end."""
@@ -245,7 +267,21 @@ class Tier:
                 parents.move_to_end(keys[index])
 
     def clear(self) -> tuple[BlockKey, ...]:
-        """Forget everything. Returns what was here."""
+        """Forget everything, pins too. Returns what was here."""
         keys = tuple(self._parents)
         self._parents.clear()
+        self.pinned.clear()
         return keys
+
+    def _make_room(self) -> list[Link]:
+        """Evict down to the capacity; pinned blocks that are met on the way count as used now."""
+        parents, removed = self._parents, list[Link]()
+        for _ in range(len(parents)):
+            if len(parents) <= self.capacity:
+                break
+            link = parents.popitem(last=False)
+            if link[0] in self.pinned:
+                parents[link[0]] = link[1]
+            else:
+                removed.append(link)
+        return removed

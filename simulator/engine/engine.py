@@ -10,15 +10,30 @@ steps are timed from its start, it does not matter at which moments it is asked.
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from random import Random
+from typing import Final
 
 from backends.profiles.profile import Profile
 from simulator.engine.cache import Tier
 from simulator.engine.claims import LOWEST
 from simulator.engine.counters import Counters
 from simulator.engine.memory import Admission, KvMemory
-from simulator.engine.outputs import BlockKey, EngineRequest, EngineStats, Finished, FirstToken, Output, TokenOut
+from simulator.engine.outputs import (
+    BlockKey,
+    EngineRequest,
+    EngineStats,
+    Finished,
+    FirstToken,
+    Output,
+    TierName,
+    TokenOut,
+)
+from simulator.engine.pins import Pins
+from simulator.engine.prefetcher import Prefetcher
 from simulator.engine.request import THOUSAND, ActiveRequest
 from simulator.engine.work import PrefillChunk, Work, prefill_work
+
+PIN_SHARE: Final = 0.25
+"""Of a memory: what may be pinned unless it is said otherwise."""
 
 
 class Engine:
@@ -31,13 +46,24 @@ class Engine:
         seed: of the differences between streams in parallel decoding; nothing else is random.
         emit_tokens: whether `TokenOut` is wanted. Without, `advance` costs nothing per token, and all else is the same.
         l2: a tier shared with other engines, in place of one of the profile's size.
+        pin_share: share of each memory that may be pinned at most, below 1.
     """
 
-    def __init__(self, profile: Profile, *, seed: int = 0, emit_tokens: bool = True, l2: Tier | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        seed: int = 0,
+        emit_tokens: bool = True,
+        l2: Tier | None = None,
+        pin_share: float = PIN_SHARE,
+    ) -> None:
         self.profile = profile
         self._emit_tokens = emit_tokens
         self._outputs: list[Output] = []
         self.memory = KvMemory(profile, self._outputs, l2)
+        self.pins = Pins(self.memory, pin_share)
+        self.prefetcher = Prefetcher(profile, self.memory)
         self._counters = Counters()
         self._random = Random(seed)
         self._pace = round(profile.tokens_per_step * THOUSAND)
@@ -113,6 +139,11 @@ class Engine:
         """
         if self._outputs:
             return self._outputs[0].time
+        due = self.prefetcher.transfers.next_due()
+        time = self._next_work_time()
+        return due if time is None or (due is not None and due < time) else time
+
+    def _next_work_time(self) -> float | None:
         work = self._work
         if work is None:
             return None
@@ -130,9 +161,14 @@ class Engine:
     def reset_prefix_cache(self, now: float, *, offloaded: bool = False) -> bool:
         """Empty the device's prefix cache, as vLLM does: only when no request holds a block. Returns whether it did.
 
-        The tiers below keep what they have, but for the worker's own l1 with `offloaded`.
+        The tiers below keep what they have, but for the worker's own l1 with `offloaded`. Pins there end, and nothing more comes.
         """
-        return self.memory.clear(self._catch_up(now), offloaded=offloaded)
+        now = self._catch_up(now)
+        tiers: list[TierName] = ["device", "l1"] if offloaded else ["device"]
+        for tier in tiers:
+            self.pins.clear(tier)
+            self.prefetcher.transfers.clear(tier)
+        return self.memory.clear(now, offloaded=offloaded)
 
     def retain(self, keys: Sequence[BlockKey], start: int, stop: int, priority: int, until: float, now: float) -> int:
         """What the device holds of ``keys[start:stop]`` is worth `priority` (0 to 100) until a time. Returns how many keys that are."""
@@ -142,6 +178,56 @@ class Engine:
     def demote(self, keys: Sequence[BlockKey], start: int, stop: int, now: float, until: float = float("inf")) -> int:
         """What the device holds of ``keys[start:stop]`` goes before all else. Returns how many keys that are."""
         return self.retain(keys, start, stop, LOWEST, until, now)
+
+    def prefetch(
+        self,
+        keys: Sequence[BlockKey],
+        start: int,
+        stop: int,
+        source: TierName,
+        target: TierName,
+        now: float,
+        *,
+        peer: "tuple[str, Engine] | None" = None,
+    ) -> float | None:
+        """Bring ``keys[start:stop]`` nearer, ahead of a request: from l2 to l1, from either to the device, or from another worker.
+
+        It takes the slower memory's bandwidth, as does what requests load, which goes first; a network to a peer is as fast as l2. Nothing
+        is computed, and the device computes on meanwhile. Blocks arrive in pieces, told as `Stored` without a request. On the device
+        they take what is free or worth no more than a block of which nothing was said; what finds no room does not come.
+
+        Args:
+            keys: of the prompt.
+            start: of the first block; on the device what is cached must reach as far.
+            stop: behind the last one.
+            source: where they are: ``l1`` or ``l2``.
+            target: ``l1`` or ``device``.
+            now: seconds.
+            peer: another worker, with a name for it, from whose device or l1 they are to come.
+
+        Returns:
+            Seconds until all is there if nothing comes in between; None when there is nothing to bring.
+        """
+        now = self._catch_up(now)
+        named = None if peer is None else (f"peer {peer[0]}", peer[1].memory)
+        return self.prefetcher.prefetch(keys, start, stop, source, target, now, named)
+
+    def pin(self, keys: Sequence[BlockKey], start: int, stop: int, tier: TierName, until: float, now: float) -> int:
+        """Never evict what `tier` holds of ``keys[start:stop]`` until a time, or until it is unpinned.
+
+        On the device all before it is pinned, too. Nothing is when that would be more than the share of the memory that may be. A pin on the
+        device ends before a running request would lose its blocks to it, or none could start.
+
+        Returns:
+            How many blocks are pinned by it.
+        """
+        self._catch_up(now)
+        return self.pins.pin(keys, start, stop, tier, until)
+
+    def unpin(self, keys: Sequence[BlockKey], start: int, stop: int, tier: TierName, now: float) -> int:
+        """Take back the pins in `tier` that lie within ``keys[start:stop]``. Returns how many blocks that are."""
+        self._catch_up(now)
+        return self.pins.unpin(keys, start, stop, tier)
 
     def _check(self, request: EngineRequest) -> None:
         profile = self.profile
@@ -162,14 +248,26 @@ class Engine:
     def _catch_up(self, now: float) -> float:
         """Let everything up to `now` happen; returns `now`, or the latest one if that was later."""
         self._now = now = max(now, self._now)
+        prefetcher = self.prefetcher
+        while (due := prefetcher.transfers.next_due()) is not None and due <= now:
+            self._work_on(due)
+            prefetcher.land(due)
+        self._work_on(now)
+        return now
+
+    def _work_on(self, now: float) -> None:
+        """What the device does up to `now`."""
         while (work := self._work) is not None:
             done = work.done(now)
             if work.decodes:
                 self._count_steps(work, done)
             if done < work.steps:
                 break
+            if self.pins:
+                self.pins.expire(work.end)
             self._end(work)
-        return now
+        if self.pins:
+            self.pins.expire(now)
 
     def _count_steps(self, work: Work, done: int) -> None:
         """Move on to the work's decode step `done`, and tell the tokens on the way."""
@@ -292,7 +390,7 @@ class Engine:
         size = self.profile.block_size
         enough = True
         while request.decoding and request.needs_block(self._step, size):
-            if not self.memory.grow(request, time):
+            if not self.memory.grow(request, time) and not self.pins.give_way():
                 enough = False
                 self._preempt()
         if request.decoding:
@@ -405,7 +503,9 @@ class Engine:
                 self._outputs.append(Finished(time, request.id, "error"))
                 continue
             if not self.memory.fits(request, admission):
-                return None
+                if self._decoding or self._prefilling or not self.pins.give_way():
+                    return None
+                continue
             heappop(self._waiting)
             del self._queued[request.id]
             self._start(request, admission, time)
@@ -414,6 +514,7 @@ class Engine:
 
     def _start(self, request: ActiveRequest, admission: Admission, time: float) -> None:
         self.memory.admit(request, admission, time)
+        self.prefetcher.demanded(admission.cached_l1, admission.cached_l2)
         self._prefilling[request.id] = request
         request.admitted = time
         request.cached_device = admission.cached_device

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from backends.profiles.profile import Profile
 from simulator.engine.cache import DeviceCache, Link, Tier
+from simulator.engine.claims import DEFAULT
 from simulator.engine.outputs import BlockKey, Cleared, Output, Removed, Stored, TierName
 from simulator.engine.request import ActiveRequest
 
@@ -71,8 +72,9 @@ class KvMemory:
         best = Admission(held, blocks, on_device, 0, 0, 0.0)
         if not self._tiered:
             return best
-        in_l1 = self.l1.held(keys, held, limit)
-        in_l2 = self.l2.held(keys, in_l1, limit)
+        load = request.request.load_tiers
+        in_l1 = self.l1.held(keys, held, limit) if load is None or "l1" in load else held
+        in_l2 = self.l2.held(keys, in_l1, limit) if load is None or "l2" in load else in_l1
         best_seconds = profile.prefill_seconds(tokens - on_device)
         for end in (in_l1, in_l2):
             credit = profile.credit(tokens, end * size)
@@ -124,7 +126,9 @@ class KvMemory:
         self.stored += len(new)
         self._outputs.append(Stored(time, new, parent, "device", request.id, first_new))
         if self._tiered and self._profile.offload == "store":
-            links: list[Link] = [(keys[index], keys[index - 1] if index else None) for index in range(first_new, full)]
+            most = request.request.offload_tokens
+            last = full if most is None else min(full, most // self._profile.block_size)
+            links: list[Link] = [(keys[index], keys[index - 1] if index else None) for index in range(first_new, last)]
             links.reverse()
             for tier, name in self._tiers():
                 added, removed = tier.put(links)
@@ -149,6 +153,41 @@ class KvMemory:
             self._outputs.append(Removed(time, keys, "l1"))
         return True
 
+    def arrive_on_device(self, keys: Sequence[BlockKey], first: int, stop: int, time: float) -> int:
+        """Cache ``keys[first:stop]``, which have come from elsewhere, as if a request had used the chain up to there.
+
+        They take what is free or worth no more than a block of which nothing was said. Returns up to where there was room.
+        """
+        device = self.device
+        held = device.held(keys, stop)
+        if held < first or held == stop:
+            return min(max(held, first), stop)
+        device.take(keys, held)
+        made, evicted = device.spare(stop - held, DEFAULT, time)
+        self._evicted(evicted, time)
+        last = held + made
+        device.store(keys, held, last)
+        if made:
+            self.stored += made
+            parent = keys[held - 1] if held else None
+            self._outputs.append(Stored(time, tuple(keys[held:last]), parent, "device", None, None))
+        device.release(keys, last, 0)
+        return last
+
+    def arrive_in_l1(self, keys: Sequence[BlockKey], first: int, stop: int, time: float) -> None:
+        """``keys[first:stop]`` have come to l1."""
+        links: list[Link] = [(keys[index], keys[index - 1] if index else None) for index in range(first, stop)]
+        links.reverse()
+        added, removed = self.l1.put(links)
+        # The beginning, which has arrived before, must not leave before what continues it.
+        self.l1.touch(keys, stop)
+        self._announce(added, "l1", time)
+        self._forget(removed, "l1", time)
+        if self._profile.offload == "evict" and removed and self.l2.capacity:
+            added, removed = self.l2.put(removed)
+            self._announce(added, "l2", time)
+            self._forget(removed, "l2", time)
+
     def _retain(self, request: ActiveRequest, start: int, stop: int) -> None:
         """Its keys ``[start, stop)`` are on the device now: they are worth what it says."""
         for part in request.request.retention:
@@ -157,7 +196,10 @@ class KvMemory:
                 self.device.claim(request.keys, first, last, part.priority, part.until)
 
     def _allocate(self, blocks: int, time: float) -> None:
-        evicted = self.device.allocate(blocks, time)
+        self._evicted(self.device.allocate(blocks, time), time)
+
+    def _evicted(self, evicted: list[Link], time: float) -> None:
+        """Tell of it, and copy it down where that is done on eviction."""
         if not evicted:
             return
         self.removed += len(evicted)

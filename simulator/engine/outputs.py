@@ -45,6 +45,8 @@ class EngineRequest:
         finish_reason: ``length`` or ``stop``; comes back in `Finished`.
         retention: what its blocks are worth to the device's cache, from their coming into it, or their being found there, on. Of
             parts that overlap the last counts.
+        offload_tokens: so many leading tokens are copied to l1 and l2 as they are stored, and no more; None: all.
+        load_tiers: the tiers from which anything is loaded; None: all.
     """
 
     id: str
@@ -55,6 +57,8 @@ class EngineRequest:
     lora: str | None = None
     finish_reason: str = "length"
     retention: Sequence[Retention] = ()
+    offload_tokens: int | None = None
+    load_tiers: Sequence[TierName] | None = None
 
 
 class FirstToken(msgspec.Struct, frozen=True, gc=False):
@@ -114,7 +118,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
         keys: at least one, in chain order.
         parent: the key before the first one; None at the start of a chain.
         tier: where they are now (too).
-        request_id: the request that made them; None for blocks that were copied on eviction.
+        request_id: the request that made them; None for blocks that were copied on eviction or prefetched.
         first_block: index of ``keys[0]`` among the request's blocks; None without a request.
     """
 

@@ -88,6 +88,8 @@ def play():
                 engine.submit(request, time)
             elif kind == "abort":
                 engine.abort(request.id, time)
+            elif kind == "hint":
+                request(engine, time)
             else:
                 outputs = engine.advance(time)
                 assert all(output.time <= time for output in outputs)
@@ -115,6 +117,43 @@ arrivals = st.lists(
     max_size=12,
 )
 worker_names = st.sampled_from(WORKERS)
+hints = st.lists(
+    st.tuples(
+        st.floats(0, 8),
+        st.sampled_from(["l2 to l1", "l1 to device", "l2 to device", "pin", "unpin", "retain", "demote"]),
+        st.integers(0, 11),
+        st.integers(0, 12),
+        st.integers(0, 40),
+        st.sampled_from(["device", "l1", "l2"]),
+        st.floats(0, 4),
+    ),
+    max_size=12,
+)
+
+
+def wishes(drawn, requests):
+    """Events of hints about prompts of `requests`."""
+
+    def wish(what, keys, start, stop, tier, lifetime):
+        def tell(engine, now):
+            if what == "pin":
+                engine.pin(keys, start, stop, tier, now + lifetime, now)
+            elif what == "unpin":
+                engine.unpin(keys, start, stop, tier, now)
+            elif what == "retain":
+                engine.retain(keys, start, stop, 5 * stop, now + lifetime, now)
+            elif what == "demote":
+                engine.demote(keys, start, stop, now)
+            else:
+                source, _, target = what.split()
+                engine.prefetch(keys, start, stop, source, target, now)
+
+        return tell
+
+    return [
+        (time, "hint", wish(what, requests[index % len(requests)].blocks, start, stop, tier, lifetime))
+        for time, what, index, start, stop, tier, lifetime in drawn
+    ]
 
 
 @settings(max_examples=150, deadline=None)
@@ -159,12 +198,13 @@ def test_each_request_gets_one_first_token_its_tokens_in_order_and_one_end(
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=worker_names, drawn=arrivals, moments=st.lists(st.floats(0, 12), max_size=25))
+@given(name=worker_names, drawn=arrivals, wished=hints, moments=st.lists(st.floats(0, 12), max_size=25))
 def test_the_events_tell_exactly_what_each_tier_holds_and_an_idle_pool_is_free_or_cached(
-    workers, build, play, known, name, drawn, moments
+    workers, build, play, known, name, drawn, wished, moments
 ):
     profile = workers[name]
     events, requests = build(profile, drawn)
+    events += wishes(wished, requests)
     engine = Engine(profile, emit_tokens=False)
     eyes = known(engine)
 
@@ -188,10 +228,11 @@ def test_the_events_tell_exactly_what_each_tier_holds_and_an_idle_pool_is_free_o
 
 
 @settings(max_examples=150, deadline=None)
-@given(name=worker_names, drawn=arrivals, moments=st.lists(st.floats(0, 12), max_size=60))
-def test_many_small_steps_give_exactly_what_one_big_step_gives(workers, build, play, name, drawn, moments):
+@given(name=worker_names, drawn=arrivals, wished=hints, moments=st.lists(st.floats(0, 12), max_size=60))
+def test_many_small_steps_give_exactly_what_one_big_step_gives(workers, build, play, name, drawn, wished, moments):
     profile = workers[name]
-    events, _ = build(profile, drawn)
+    events, requests = build(profile, drawn)
+    events += wishes(wished, requests)
     big = Engine(profile)
     small = Engine(profile)
     assert play(small, events, moments) == play(big, events)
