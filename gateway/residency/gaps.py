@@ -36,9 +36,14 @@ class Gaps:
 
     def saw(self, gap: float, share: float) -> None:
         """A turn came `gap` seconds after the one before; `share` is its weight, more for the first ones."""
+        self.learn(log(max(SHORTEST, gap)), share)
+
+    def learn(self, logarithm: float, share: float) -> None:
+        """The same of a gap's logarithm."""
         self.count += 1
-        weight = max(share, 1.0 / (self.count + 1))
-        difference = log(max(SHORTEST, gap)) - self.mean
+        weight = 1.0 / (self.count + 1)
+        weight = max(weight, share)
+        difference = logarithm - self.mean
         step = weight * difference
         self.mean += step
         # West's update of an exponentially weighted variance.

@@ -31,9 +31,24 @@ PATIENCE: Final = 120.0
 
 OFFERED: Final = "offered"
 
-_RANK: Final = {Fate.SENT: 1, Fate.ACCEPTED: 2, Fate.CONFIRMED: 3} | dict.fromkeys(ENDS, 4)
+# Members of an enum are hashed by Python code, 0.2 us each; there is one object of each, so its id does as well.
+_END: Final = 4
+_RANK: Final = {
+    id(fate): rank
+    for rank, fates in enumerate([(Fate.SENT,), (Fate.ACCEPTED,), (Fate.CONFIRMED,), tuple(ENDS)], 1)
+    for fate in fates
+}
 _ORDER: Final = tuple(Fate)
-_INDEX: Final = {fate: index for index, fate in enumerate(_ORDER, 1)}
+_INDEX: Final = {id(fate): index for index, fate in enumerate(_ORDER, 1)}
+
+
+class Sum(msgspec.Struct, frozen=True, gc=False):
+    """How many hints of one kind there were: offered, and by fate in the order of `Fate`."""
+
+    rule: str
+    worker: str
+    action: Action
+    counts: list[int]
 
 
 class Entry(msgspec.Struct, gc=False):
@@ -46,6 +61,8 @@ class Entry(msgspec.Struct, gc=False):
         fate: the latest; None: offered.
         detail: why.
         changed: when.
+        counts: where hints of its kind are counted.
+        rank: how far it has come, as a number.
     """
 
     id: int
@@ -63,20 +80,22 @@ class Entry(msgspec.Struct, gc=False):
     reason: str
     created: float
     expires: float
-    mark: int = 0
-    fate: Fate | None = None
-    detail: str = ""
-    changed: float = 0.0
+    mark: int
+    fate: Fate | None
+    detail: str
+    changed: float
+    counts: list[int]
+    rank: int = 0
 
     @property
     def ended(self) -> bool:
         """Whether it has."""
-        return self.fate in ENDS
+        return self.rank == _END
 
     @property
     def said(self) -> bool:
         """Whether the worker was told, as far as is known, and it has not ended."""
-        return self.fate is not None and self.fate not in ENDS
+        return 0 < self.rank < _END
 
 
 Ended = Callable[[Entry], None]
@@ -112,7 +131,7 @@ class Ledger:
         """`told`: see `Ended`."""
         self._throttle = throttle
         self._told = told
-        self._sums: dict[tuple[str, str, Action], list[int]] = {}
+        self._sums: dict[tuple[str, str, int], Sum] = {}
         self._expiries: list[tuple[float, int]] = []
         self.open: dict[int, Entry] = {}
         self.recent: deque[Entry] = deque(maxlen=SHOWN)
@@ -129,13 +148,15 @@ class Ledger:
 
     def offer(self, hint: Hint, mark: int = 0) -> Entry:
         """Take a new hint into the books; `mark`: see `Entry`."""
-        created = hint.created
+        created, rule, worker, action = hint.created, hint.rule, hint.worker, hint.action
         expires = created + (hint.ttl or PATIENCE)
+        found = self._sums.get((rule, worker, id(action)))
+        counts = self._count(rule, worker, action) if found is None else found.counts
         entry = Entry(
             hint.id,
-            hint.action,
-            hint.rule,
-            hint.worker,
+            action,
+            rule,
+            worker,
             hint.subject.session,
             hint.start,
             hint.stop,
@@ -151,6 +172,7 @@ class Ledger:
             None,
             "",
             created,
+            counts,
         )
         if len(self.open) >= MOST_OPEN:
             self._end(next(iter(self.open.values())), Fate.WASTED, "given up: too many to follow", created, judge=False)
@@ -158,9 +180,9 @@ class Ledger:
         self.recent.append(entry)
         heappush(self._expiries, (expires, hint.id))
         self.offered += 1
-        self._sum(entry)[0] += 1
-        if mark and hint.action is Action.PREFETCH:
-            self.watched[hint.worker, mark] = entry
+        counts[0] += 1
+        if mark and action is Action.PREFETCH:
+            self.watched[worker, mark] = entry
         return entry
 
     def fate(self, hint: "Hint | Entry", fate: Fate, detail: str, now: float) -> bool:
@@ -168,13 +190,14 @@ class Ledger:
         entry = self.open.get(hint.id)
         if entry is None:
             return False
-        if fate in ENDS:
+        rank = _RANK[id(fate)]
+        if rank == _END:
             self._end(entry, fate, detail, now)
             return True
-        if entry.fate is not None and _RANK[fate] <= _RANK[entry.fate]:
+        if rank <= entry.rank:
             return False
-        entry.fate, entry.detail, entry.changed = fate, detail[:200], now
-        self._sum(entry)[_INDEX[fate]] += 1
+        entry.rank, entry.fate, entry.detail, entry.changed = rank, fate, detail[:200], now
+        entry.counts[_INDEX[id(fate)]] += 1
         if fate is not Fate.SENT and entry.action is Action.UNPIN:
             self._end(entry, Fate.USEFUL, detail, now, judge=False)
         return True
@@ -194,7 +217,7 @@ class Ledger:
                 continue
             if entry.fate is None:
                 self._end(entry, Fate.SKIPPED, "nobody said it in time", now)
-            elif entry.action in _GOOD_IF_UNASKED:
+            elif entry.action is Action.DEMOTE or entry.action is Action.UNPIN:
                 self._end(entry, Fate.USEFUL, "nobody asked for it", now)
             else:
                 self._end(entry, Fate.WASTED, "nobody asked for it", now)
@@ -204,12 +227,10 @@ class Ledger:
 
     def counts(self) -> "Iterator[tuple[str, str, Action, str, int]]":
         """(rule, worker, action, ``offered`` or a fate, how many so far), zeros left out."""
-        for (rule, worker, action), sums in self._sums.items():
-            if sums[0]:
-                yield rule, worker, action, OFFERED, sums[0]
-            for fate, count in zip(_ORDER, sums[1:], strict=True):
+        for each in self._sums.values():
+            for fate, count in zip((OFFERED, *_ORDER), each.counts, strict=True):
                 if count:
-                    yield rule, worker, action, fate.value, count
+                    yield each.rule, each.worker, each.action, str(fate), count
 
     def by_rule(self) -> dict[str, dict[str, Any]]:
         """Per rule: its sums by fate over all workers, and whether it is held back."""
@@ -243,9 +264,9 @@ class Ledger:
         del self.open[entry.id]
         if entry.mark and self.watched.get((entry.worker, entry.mark)) is entry:
             del self.watched[entry.worker, entry.mark]
-        entry.fate, entry.detail, entry.changed = fate, detail[:200], now
+        entry.rank, entry.fate, entry.detail, entry.changed = _END, fate, detail[:200], now
         self.ended += 1
-        self._sum(entry)[_INDEX[fate]] += 1
+        entry.counts[_INDEX[id(fate)]] += 1
         if judge and (fate is Fate.USEFUL or fate is Fate.WASTED):
             record = self.rules.get(entry.rule)
             if record is None:
@@ -257,17 +278,15 @@ class Ledger:
         if self._told is not None:
             self._told(entry)
 
-    def _sum(self, entry: Entry) -> list[int]:
-        key = entry.rule, entry.worker, entry.action
-        sums = self._sums.get(key)
-        if sums is None:
-            if len(self._sums) >= MOST_SUMS:
-                key = entry.rule, "", entry.action
-            sums = self._sums.setdefault(key, [0] * (1 + len(_ORDER)))
-        return sums
+    def _count(self, rule: str, worker: str, action: Action) -> list[int]:
+        """Where hints of a kind that has not been met yet are counted."""
+        if len(self._sums) >= MOST_SUMS:
+            worker = ""
+        key = rule, worker, id(action)
+        return self._sums.setdefault(key, Sum(rule, worker, action, [0] * (1 + len(_ORDER)))).counts
 
 
-_GOOD_IF_UNASKED: Final = frozenset({Action.DEMOTE, Action.UNPIN})
+_SHOWN: Final = tuple(name for name in Entry.__struct_fields__ if name not in {"counts", "rank", "mark"})
 
 
 def _held_back(rule: str, record: RuleRecord) -> str:

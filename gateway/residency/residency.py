@@ -88,6 +88,8 @@ class Residency:
         "_last_tick",
         "_reserved",
         "_sent",
+        "_sent_stage",
+        "_sent_words",
         "_ticks",
         "_waiting",
         "budget",
@@ -117,7 +119,10 @@ class Residency:
         context = Context(workers, holds, self.sessions, Voice(self.ledger))
         self.rules = [rule for build in RULES if (rule := build(context, settings.rules)) is not None]
         self._waiting = [rule.waiting for rule in self.rules if type(rule).waiting is not Rule.waiting]
-        self._sent = [rule.sent for rule in self.rules if type(rule).sent is not Rule.sent]
+        sent = [rule for rule in self.rules if type(rule).sent is not Rule.sent]
+        self._sent = [rule.sent for rule in sent if rule.needs == ""]
+        self._sent_words = [rule.sent for rule in sent if rule.needs == "words"]
+        self._sent_stage = [rule.sent for rule in sent if rule.needs == "stage"]
         self._answered = [rule.answered for rule in self.rules if type(rule).answered is not Rule.answered]
         self._reserved = [rule.reserved for rule in self.rules if type(rule).reserved is not Rule.reserved]
         self._ended = [rule.ended for rule in self.rules if type(rule).ended is not Rule.ended]
@@ -128,7 +133,7 @@ class Residency:
     def waiting(self, asked: Asked, worker: WorkerView, match: Match) -> list[Hint]:
         """It waits, and will probably go to `worker`, which holds `match` of it. `asked.now` is the time."""
         hints: list[Hint] = []
-        self._session(asked)
+        self._session(asked, match)
         for waiting in self._waiting:
             waiting(hints, asked, worker, match)
         return hints
@@ -138,7 +143,7 @@ class Residency:
 
         Hints whose `subject` is the request's own may be said inside it; that is for the caller to see. After a retry it is called again.
         """
-        session = self._session(asked)
+        session = self._session(asked, match)
         # What was said before is judged by what this request finds; what is said now, by the next one.
         if session.entries:
             asked.before = (*asked.before, *session.entries) if asked.before else session.entries
@@ -146,6 +151,12 @@ class Residency:
         hints: list[Hint] = []
         for sent in self._sent:
             sent(hints, asked, worker, match)
+        if asked.words is not None:
+            for sent in self._sent_words:
+                sent(hints, asked, worker, match)
+        if asked.stage:
+            for sent in self._sent_stage:
+                sent(hints, asked, worker, match)
         self.sessions.sent(session, asked.subject, worker.id, match.device + match.l1 + match.l2, asked.now)
         return hints
 
@@ -255,10 +266,10 @@ class Residency:
             "degraded": self.degraded(),
         }
 
-    def _session(self, asked: Asked) -> Session:
+    def _session(self, asked: Asked, match: Match) -> Session:
         session = asked.session
         if session is None:
-            session = asked.session = self.sessions.find(asked.subject, asked.stage or "")
+            session = asked.session = self.sessions.find(asked.subject, asked.stage or "", match.device + match.l1)
         return session
 
     def _judge(self, session: Session, entries: "Iterable[Entry]", worker_id: str, held: int, now: float) -> None:

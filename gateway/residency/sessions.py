@@ -9,9 +9,11 @@ how soon they return stays known; beyond the number they are forgotten.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from itertools import islice
+from math import log
 from typing import TYPE_CHECKING, Final
 
-from gateway.residency.gaps import FLEET_SHARE, SHARE, Gaps, Returns
+from gateway.residency.gaps import FLEET_SHARE, SHARE, SHORTEST, Gaps, Returns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from backends.hints.model import Subject
     from gateway.residency.ledger import Entry
 
-LOOK_BACK: Final = 256
-"""Blocks from the end of a prompt in which the end of the turn before is looked for."""
+LOOK_BACK: Final = 64
+"""Blocks from the end of a prompt in which the end of the turn before is looked for, and from the end of what a worker holds of it."""
 MOST_ENTRIES: Final = 8
 """Hints that are remembered with a conversation."""
 SESSION_BYTES: Final = 900
@@ -145,8 +147,8 @@ class Sessions:
         """One stage of a conversation."""
         return self._by_key.get(_key(name, stage))
 
-    def find(self, subject: "Subject", stage: str) -> Session:
-        """The conversation that a prompt belongs to; a new one where it goes on from none."""
+    def find(self, subject: "Subject", stage: str, held: int = 0) -> Session:
+        """The conversation that a prompt belongs to; a new one where it goes on from none. `held`: tokens of it that a worker holds."""
         name = subject.session
         if name:
             key = _key(name, stage)
@@ -154,7 +156,7 @@ class Sessions:
             if found is not None:
                 return found
         else:
-            found = self._before(subject, stage)
+            found = self._before(subject, stage, held)
             if found is not None:
                 return found
             self._next += 1
@@ -170,7 +172,8 @@ class Sessions:
             self.stages.add(stage)
         session = self._by_key[key] = Session(key, name, stage)
         self.bytes += SESSION_BYTES
-        self._bound()
+        if len(self._by_key) > self._most or self.bytes > self._most_bytes:
+            self._bound()
         return session
 
     def sent(self, session: Session, subject: "Subject", worker: str, held: int, now: float) -> None:
@@ -178,10 +181,11 @@ class Sessions:
         if session.turns:
             if now > session.seen:
                 gap = now - session.seen
+                logarithm = log(max(SHORTEST, gap))
                 if session.gaps is None:
                     session.gaps = Gaps(self.gaps.median)
-                session.gaps.saw(gap, SHARE)
-                self.gaps.saw(gap, FLEET_SHARE)
+                session.gaps.learn(logarithm, SHARE)
+                self.gaps.learn(logarithm, FLEET_SHARE)
             if not session.ended:
                 self.returns.saw(session.turns, came=True)
         else:
@@ -197,7 +201,8 @@ class Sessions:
                 self._forget(known)
             self._by_key[session.key] = session
             self.bytes += session.bytes
-        self._by_key.move_to_end(session.key)
+        else:
+            self._by_key.move_to_end(session.key)
         self._hold(session, subject)
 
     def silent(self, session: Session) -> None:
@@ -218,34 +223,51 @@ class Sessions:
         self.bytes -= session.bytes - SESSION_BYTES
         session.bytes = SESSION_BYTES
 
-    def _before(self, subject: "Subject", stage: str) -> Session | None:
-        """The conversation whose latest prompt this one goes on from: one of its last blocks ends that prompt."""
-        hashes = tail_chain(subject)
-        # The iteration is C's: 25 ns a block.
-        tail = next(filter(self._tails.__contains__, reversed(hashes[-LOOK_BACK:])), None)
-        if tail is None:
+    def _before(self, subject: "Subject", stage: str, held: int) -> Session | None:
+        """The conversation whose latest prompt this one goes on from: one of its last blocks ends that prompt.
+
+        The answer in between is held as well, so that the end of the prompt before is also not far from the end of what is held.
+        """
+        chains = subject.chains
+        if not chains:
             return None
+        size = min(chains) if len(chains) > 1 else next(iter(chains))
+        hashes = chains[size]
+        known = self._tails.__contains__
+        # The iteration is C's: 25 ns a block.
+        tail = next(filter(known, islice(reversed(hashes), LOOK_BACK)), None)
+        if tail is None:
+            end = held // size
+            if not 0 < end < len(hashes) - LOOK_BACK:
+                return None
+            tail = next(filter(known, reversed(hashes[max(0, end - LOOK_BACK) : end])), None)
+            if tail is None:
+                return None
         session = self._tails[tail]
         before = session.subject
         return session if session.stage == stage and (before is None or before.tokens <= subject.tokens) else None
 
     def _hold(self, session: Session, subject: "Subject") -> None:
         """Keep `subject` in place of the prompt before, within the bytes."""
-        hashes = tail_chain(subject)
-        tail = hashes[-1] if hashes else 0
-        if session.tail != tail:
-            if session.tail and self._tails.get(session.tail) is session:
-                del self._tails[session.tail]
-            session.tail = tail
-        if tail and not session.name:
-            self._tails[tail] = session
+        if not session.name:
+            hashes = tail_chain(subject)
+            tail = hashes[-1] if hashes else 0
+            if session.tail != tail:
+                if session.tail and self._tails.get(session.tail) is session:
+                    del self._tails[session.tail]
+                session.tail = tail
+            if tail:
+                self._tails[tail] = session
         size = weight(subject)
         self.bytes += size - session.bytes
         session.bytes = size
+        if session.subject is None:
+            self._full[session.key] = session
+        else:
+            self._full.move_to_end(session.key)
         session.subject = subject
-        self._full[session.key] = session
-        self._full.move_to_end(session.key)
-        self._bound()
+        if len(self._by_key) > self._most or self.bytes > self._most_bytes:
+            self._bound()
 
     def _bound(self) -> None:
         while self.bytes > self._most_bytes and self._full:
@@ -262,14 +284,19 @@ class Sessions:
 
 def weight(subject: "Subject") -> int:
     """Bytes that a conversation with this prompt takes: its hashes and ids are counted as if they were nobody else's."""
-    hashes = sum([len(chain) for chain in subject.chains.values()])
+    hashes = 0
+    for chain in subject.chains.values():
+        hashes += len(chain)
     return SESSION_BYTES + HASH_BYTES * hashes + (TOKEN_BYTES * subject.tokens if subject.ids is not None else 0)
 
 
 def tail_chain(subject: "Subject") -> "Sequence[int]":
     """The prompt's hashes by its smallest block size."""
     chains = subject.chains
-    return () if not chains else chains[min(chains)]
+    if len(chains) == 1:
+        for only in chains.values():
+            return only
+    return chains[min(chains)] if chains else ()
 
 
 def _key(name: str, stage: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -128,6 +128,8 @@ class Rule:
 
     name: str = ""
     """As in the configuration."""
+    needs: Literal["", "words", "stage"] = ""
+    """`sent` is called only for requests that have this."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -26,6 +26,7 @@ class ClientWordsRule(Rule):
     """See the module."""
 
     name = "client-words"
+    needs = "words"
 
     def __init__(self, context: Context, numbers: "Numbers") -> None:
         """`numbers`: as configured."""

@@ -25,6 +25,7 @@ class PlannerRule(Rule):
     """See the module."""
 
     name = "planner"
+    needs = "stage"
 
     def __init__(self, context: Context, numbers: "Planner") -> None:
         """`numbers`: as configured."""

@@ -5,7 +5,7 @@ It is kept for the configured quantile of its gaps; the firmer, the sooner it co
 fleet's median, 10 more or less for each factor of two. Nothing is said of first turns where conversations mostly have no second.
 """
 
-from math import log2
+from math import log
 from typing import TYPE_CHECKING, Final
 
 from backends.hints.model import Action
@@ -23,6 +23,9 @@ LOWEST, HIGHEST = 51, 80
 """Above what nothing is said of (50), below what a client asks for itself."""
 ODDS: Final = 0.3
 """Nothing is said of a turn after which, by what was seen of others, fewer come back."""
+
+
+_DOUBLE: Final = log(2.0)
 
 
 class RetainRule(Rule):
@@ -51,8 +54,9 @@ class RetainRule(Rule):
         if gaps is None:
             priority, ttl = MIDDLE, sessions.gaps.quantile(self._score)
         else:
-            firmer = log2(sessions.gaps.median / gaps.median) * STEP
-            priority = max(LOWEST, min(HIGHEST, round(MIDDLE + firmer)))
+            # Both means are natural logarithms.
+            priority = int(MIDDLE + (sessions.gaps.mean - gaps.mean) * (STEP / _DOUBLE))
+            priority = LOWEST if priority < LOWEST else min(priority, HIGHEST)
             ttl = gaps.quantile(self._score)
         self.context.voice.say(
             into,

@@ -20,6 +20,7 @@ class SessionEndRule(Rule):
     """See the module."""
 
     name = "session-end"
+    needs = "words"
 
     def __init__(self, context: Context, numbers: "SessionEnd") -> None:
         """`numbers`: as configured."""
