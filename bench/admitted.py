@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.overhead import HERE, PORT, WORKERS
 from bench.processes import running
@@ -26,6 +26,7 @@ from gateway.admission.keys import hashed, new_key
 _HEAD: Final = """\
 listen: {{host: 127.0.0.1, port: {port}}}
 admin: {{host: 127.0.0.1, port: {admin}}}
+overload: {{lag: 0}}
 models:
   - name: m
     policy: leastload
@@ -47,7 +48,20 @@ _FULL: Final = """\
       - {{url: "http://127.0.0.1:{held}", driver: openai, limits: {{max_concurrent: 1, max_queue: 0}}}}
 """
 _CONNECTIONS: Final = 32
-_REFUSED: Final = "refused"
+REFUSED: Final = "refused"
+CONFIGS: Final = {
+    "off": _HEAD + _WORKERS,
+    "keys": _HEAD + _WORKERS + _KEYS,
+    "gate": _HEAD + _WORKERS + _GATE,
+    "both": _HEAD + _WORKERS + _GATE + _KEYS,
+    REFUSED: _HEAD + _FULL,
+}
+"""The configurations that are compared, to be formatted with `values_of`."""
+
+
+def values_of(key: str, held: int) -> dict[str, Any]:
+    """What stands in the configurations for a key and the port of `Held`."""
+    return {"port": PORT, "admin": PORT + 1, "workers": WORKERS, "hash": hashed(key), "held": held}
 
 
 class Held(BaseHTTPRequestHandler):
@@ -106,30 +120,22 @@ def main() -> None:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     key = new_key()
-    values = {"port": PORT, "admin": PORT + 1, "workers": WORKERS, "hash": hashed(key), "held": server.server_port}
-    base = _HEAD + _WORKERS
-    kinds = {
-        "off": base,
-        "keys": base + _KEYS,
-        "gate": base + _GATE,
-        "both": base + _GATE + _KEYS,
-        _REFUSED: _HEAD + _FULL,
-    }
-    costs: dict[str, list[float]] = {kind: [] for kind in kinds}
+    values = values_of(key, server.server_port)
+    costs: dict[str, list[float]] = {kind: [] for kind in CONFIGS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         script = folder / "small.lua"
         small = (HERE / "lua" / "small.lua").read_text()
         # All send the key, so that all read as many bytes.
         script.write_text(f'{small}wrk.headers["Authorization"] = "Bearer {key}"\n')
-        for kind, text in kinds.items():
+        for kind, text in CONFIGS.items():
             (folder / f"{kind}.yaml").write_text(text.format(**values))
         workers = [sys.executable, "-m", "bench.worker", *map(str, WORKERS)]
         with running(workers, core=1, port=WORKERS[0], log=folder / "workers.log"):
             for _ in range(arguments.rounds):
                 for kind, cells in costs.items():
                     config = folder / f"{kind}.yaml"
-                    cells.append(measure(config, script, arguments.seconds, hold=kind == _REFUSED))
+                    cells.append(measure(config, script, arguments.seconds, hold=kind == REFUSED))
     for kind, cells in costs.items():
         ratio = statistics.median(cost / base for cost, base in zip(cells, costs["off"], strict=True))
         print(f"admission {kind:8} {statistics.median(cells):7.1f} us  {ratio:5.2f}")

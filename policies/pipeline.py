@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from math import isfinite
 from random import Random
 from typing import Final
@@ -118,6 +119,15 @@ class Pipeline:
             except Exception as error:  # noqa: BLE001 - as above
                 self._fault(observe, error)
         return decision
+
+    def let_through(self, request: RouteRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those of `candidates` that all filters let through. Nothing is counted, and a filter that misbehaves drops nobody."""
+        kept = tuple(candidates)
+        for step in self._filters:
+            with suppress(Exception):  # plug-ins may raise anything; `decide` will say so
+                passed = step(request, kept)
+                kept = kept if passed is kept else _subset(passed, kept)
+        return kept
 
     def explain(self, request: RouteRequest, candidates: Sequence[Candidate], chosen: int | None = None) -> Explanation:
         """Why the policy chooses, or chose `chosen` (an index into `candidates`): the whole table, and one sentence.

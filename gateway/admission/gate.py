@@ -149,6 +149,8 @@ class Gate:
         if reserved.held:
             reserved.expire(now)
         candidates = room.among(candidates, ticket.pool)
+        if ticket.only:
+            candidates = [each for each in candidates if each.worker.id in ticket.only] or candidates
         claimed = bool(reserved.held) and reserved.claim(ticket.session, ticket.name)
         roomy = room.roomy(candidates, now)
         if roomy is None:
@@ -156,12 +158,21 @@ class Gate:
         if claimed or ticket.state is State.GRANTED:
             if roomy:
                 return self._in_time(ticket, request, roomy, now)
-        elif not self.line.tickets and roomy and room.fits(ticket.stage, ticket.tenant, ticket.pool, now, queued=False):
+        elif (
+            not self.line.tickets
+            and roomy
+            and room.fits(ticket.stage, ticket.tenant, ticket.pool, now, ticket.only, queued=False)
+        ):
             return self._in_time(ticket, request, roomy, now)
         self._ungrant(ticket)
         if not self._waits(ticket, now):
             return None
         return self._in_time(ticket, request, room.roomy(candidates, now) or candidates, now)
+
+    def narrow(self, ticket: Ticket, only: frozenset[str]) -> None:
+        """Of all workers only these are of use to `ticket` (a LoRA adapter, a longer context): from now on it waits for room at one of them."""
+        ticket.only = only
+        ticket.group = (ticket.name, ticket.tenant, only)
 
     def started(self, ticket: Ticket, request: "RouteRequest", chosen: "Candidate", now: float) -> None:
         """`ticket` was decided, with nothing awaited since `select`, and before its worker's load counts it."""
@@ -263,9 +274,9 @@ class Gate:
         by_name = self._stages.by_name
 
         def fits(group: object) -> bool:
-            name, tenant = cast("tuple[str, str]", group)
+            name, tenant, *only = cast("tuple[str, str] | tuple[str, str, frozenset[str]]", group)
             stage = by_name.get(name)
-            return self.room.fits(stage, tenant, self.room.pool_of(stage), now)
+            return self.room.fits(stage, tenant, self.room.pool_of(stage), now, *only)
 
         while line:
             ticket = line.pop(now, fits)

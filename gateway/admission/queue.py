@@ -66,6 +66,7 @@ class Ticket(msgspec.Struct, eq=False):
         predicted: seconds from then on that what its stage promises was predicted to take; 0: not predicted.
         ttft: the part of them to the first token.
         waited: seconds in the line.
+        only: ids of the workers that are of use to it; empty: all of its pool.
     """
 
     entered: float
@@ -87,6 +88,7 @@ class Ticket(msgspec.Struct, eq=False):
     predicted: float = 0.0
     ttft: float = 0.0
     waited: float = 0.0
+    only: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

@@ -138,8 +138,17 @@ class Room:
             return None
         return candidates if len(roomy) == len(candidates) else roomy
 
-    def fits(self, stage: Stage | None, tenant: str, pool: str, now: float, *, queued: bool = True) -> bool:
-        """Whether one more of `stage` and `tenant` may go, those counted in whose turn has come already.
+    def fits(
+        self,
+        stage: Stage | None,
+        tenant: str,
+        pool: str,
+        now: float,
+        only: frozenset[str] = frozenset(),
+        *,
+        queued: bool = True,
+    ) -> bool:
+        """Whether one more of `stage` and `tenant` may go, those counted in whose turn has come already; to `only` those workers, if any are named.
 
         Without `queued` nobody waits, and the caller knows that a worker has room.
         """
@@ -155,6 +164,8 @@ class Room:
         if not granted and not queued:
             return True
         workers = self.members(pool)
+        if only:
+            workers = [worker for worker in workers if worker.id in only] or workers
         if not any(worker.routable for worker in workers):
             return True
         left = -granted + 0.0

@@ -218,7 +218,7 @@ class Proxy:
         roomy = candidates
         if journey.gate is not None and (ticket := journey.ticket) is not None:
             ticket.tokens = request.prompt_tokens or ticket.tokens
-            selected = journey.gate.select(ticket, request, candidates, monotonic())
+            selected = self._select(journey, fleet, request, candidates)
             if selected is not None:
                 roomy = selected
             else:
@@ -228,7 +228,7 @@ class Proxy:
         while True:
             decision = self._decide(journey, fleet, request, roomy)
             if decision is None and roomy is not candidates:
-                # Those with room are not what it asks for (a LoRA adapter, a longer context): it waits at a worker that is.
+                # Its filters look at load as well, and drop all that have room.
                 decision = self._decide(journey, fleet, request, candidates)
             if decision is None:
                 raise error or _no_healthy_worker()
@@ -269,6 +269,30 @@ class Proxy:
                 raise error
             roomy = candidates = [each for each in candidates if each.worker.id not in request.tried]
 
+    @staticmethod
+    def _select(
+        journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
+    ) -> Sequence[Candidate] | None:
+        """The candidates to decide among, or None: it waits now.
+
+        If those with room are not what it asks for (a LoRA adapter, a longer context), it waits for those that are, and for no others.
+        """
+        gate, ticket = journey.gate, journey.ticket
+        assert gate is not None
+        assert ticket is not None
+        roomy = gate.select(ticket, request, candidates, monotonic())
+        if roomy is None or roomy is candidates or ticket.only:
+            return roomy
+        policy = fleet.policy_for(request.headers, journey.stage.name if journey.stage is not None else None)
+        let_through = getattr(policy, "let_through", None)
+        if let_through is None:
+            return roomy
+        fitting = frozenset(each.worker.id for each in let_through(request, candidates))
+        if not fitting or any(each.worker.id in fitting for each in roomy):
+            return roomy
+        gate.narrow(ticket, fitting)
+        return gate.select(ticket, request, candidates, monotonic())
+
     async def _turn(
         self, journey: Journey, fleet: "Fleet", request: RouteRequest
     ) -> tuple[Sequence[Candidate], Sequence[Candidate]]:
@@ -294,7 +318,7 @@ class Proxy:
                 journey.looked_up = at
                 request.prompt_tokens = lookup.prompt.token_count
                 candidates = lookup.candidates(candidates)
-            roomy = gate.select(ticket, request, candidates, monotonic())
+            roomy = self._select(journey, fleet, request, candidates)
             if roomy is not None:
                 return candidates, roomy
 

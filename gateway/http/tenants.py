@@ -67,8 +67,8 @@ def settle(journey: "Journey", tenant: "Tenant") -> None:
     taken = charged if tenant.limits_tokens else 0
     if usage is not None:
         tenant.done(taken, usage.prompt_tokens, usage.completion_tokens, journey.end)
-    elif journey.outcome is not Outcome.CLIENT_GONE and not 0 < journey.status < 400:
-        # It was not the client that kept a worker from answering.
+    elif not journey.attempts or (journey.outcome is not Outcome.CLIENT_GONE and not 0 < journey.status < 400):
+        # No worker was asked, or it was not the client that kept one from answering.
         tenant.done(taken, 0, 0, journey.end)
     else:
         tenant.done(taken, charged, _answered(journey), journey.end)
