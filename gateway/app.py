@@ -18,7 +18,7 @@ from gateway.admission.controller import Admissions
 from gateway.admission.keys import KeysError
 from gateway.admission.tenancy import Tenancy
 from gateway.config.reload import ConfigWatcher
-from gateway.degradation import PolicyFaultLog, fleet_status, policy_faults
+from gateway.degradation import PolicyFaultLog, fleet_status, policy_faults, resilience
 from gateway.fleet.asking import open_session
 from gateway.fleet.fleet import Fleets
 from gateway.fleet.health import HealthMonitor
@@ -370,6 +370,7 @@ class Gateway:
             upstream_sockets=self._pool.counts,
             client_connections=lambda: len(self._server.connections_open),
             policy_faults=lambda: {fleet.name: policy_faults(fleet) for fleet in self._fleets},
+            resilience=lambda: resilience(self._fleets, self._health, self.proxy.hedging),
             dropped=dropped,
             loop=self._monitor,
             tenants=self._tenancy.accounts,
@@ -404,7 +405,12 @@ class Gateway:
         )
 
     def _degraded(self, fleet: str) -> list[str]:
-        return [*self._matching.degraded(fleet), *self._residencies.degraded(fleet), *self._directories.degraded(fleet)]
+        return [
+            *self._matching.degraded(fleet),
+            *self._residencies.degraded(fleet),
+            *self._directories.degraded(fleet),
+            *self._health.degraded(fleet),
+        ]
 
     def _admin_sources(self) -> AdminSources:
         def fleets() -> list[FleetStatus]:

@@ -66,7 +66,7 @@ class Conservation:
         outcomes = sum(series.count for series in metrics.requests.values())
         expect("accepted requests", metrics.accepted, outcomes)
         expect("requests in flight", metrics.in_flight)
-        expect("requests that wait for a second attempt", proxy._attempts.retrying)
+        expect("attempts that run beside others", len(proxy.hedging))
         for worker in proxy.fleets.workers():
             for count in ("in_flight", "in_flight_tokens", "pending", "pending_tokens", "pending_padded"):
                 expect(f"{worker.id}: {count}", getattr(worker, count))

@@ -36,6 +36,7 @@ class Stage:
         max_share: share of a fleet's slots that it may take.
         pool: ids of the workers that are its own; empty: those of all that have none.
         after: name of the stage that precedes it in a conversation, None: none.
+        hedging: how its requests are hedged, None: as their model's are.
         hold: seconds that a slot is kept for it from the start of that stage's request on.
         models, tenants, headers: what it matches, empty: anything.
         matched: it asks for something; one that does not is only taken by name.
@@ -45,6 +46,7 @@ class Stage:
         "after",
         "deadline",
         "headers",
+        "hedging",
         "hold",
         "kind",
         "matched",
@@ -67,6 +69,7 @@ class Stage:
         self.pool = frozenset(section.workers)
         self.after = section.after
         self.hold = section.hold
+        self.hedging = section.hedging
         self.models = frozenset(section.match.models)
         self.tenants = frozenset(section.match.tenants)
         self.headers = {field.lower(): value for field, value in section.match.headers.items()}

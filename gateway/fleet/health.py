@@ -195,9 +195,9 @@ class HealthMonitor:
         all_429 = all(life.rest_status == 429 for life in resting)
         return min(life.rest_until for life in resting) - now, 429 if all_429 else 503
 
-    def degraded(self, fleet: Fleet) -> list[str]:
+    def degraded(self, fleet: str) -> list[str]:
         """What works less well than it should in a fleet, in words, for `/readyz`: a panic, rests, suspects."""
-        membership = self._memberships.get(fleet.name)
+        membership = self._memberships.get(fleet)
         if membership is None:
             return []
         now = self._clock()

@@ -25,6 +25,10 @@ _STREAMED: Final = 0.01
 """Seconds from the first byte to the end of an answer from which on it came as a stream: only of those the first byte ends the prefill."""
 
 
+SOON: Final = 0.001
+"""Seconds until a prefill begins at the earliest that is behind one which has not ended."""
+
+
 class WorkerState(enum.Enum):
     """The life of a worker. Only `READY` ones take new requests (see `gateway.fleet.health` for the panic rule)."""
 
@@ -347,6 +351,23 @@ class Worker:
         self.backlog -= lease.seconds
         if lease.silent:
             self._silent -= lease.seconds
+
+    def begins(self, lease: "Lease", now: float) -> float | None:
+        """When the prefill of `lease` begins, or began, by what was predicted of those before it; None: it is over, or will not be computed.
+
+        Where prompts are computed one at a time, it has not begun as long as a streamed one before it has not brought its first byte.
+        """
+        if lease not in self._queue:
+            return None
+        begins = self.prefill_since or lease.at
+        in_turn = self.capabilities.prefill == "exclusive"
+        for each in self._queue:
+            if each is lease:
+                break
+            begins += each.seconds
+            if in_turn and not each.silent:
+                begins = max(begins, now + SOON)
+        return max(begins, lease.at)
 
     def learn(self, lease: "Lease", first: float, now: float) -> None:
         """For `Lease`: what a request that was answered says of the worker: `first` is when its answer began, `now` when it ended."""

@@ -5,20 +5,22 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gateway.errors import GatewayError, Retry
 from gateway.fleet.states import FailureKind
 from gateway.http import hints
+from gateway.http.hedging import Contender, overtaken
 from gateway.http.outgoing import body_for, head_for
 from gateway.http.relay import Exchange, set_deadlines
 from gateway.http.upstream import upstream_error
-from gateway.telemetry.record import Attempt
+from gateway.telemetry.record import HEDGE_LOST, Attempt
 
 if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.health import HealthMonitor
     from gateway.fleet.worker import Worker
+    from gateway.http.hedging import Entrant
     from gateway.http.journey import Journey
     from gateway.http.pool import UpstreamPool
     from gateway.http.sweep import Sweeper
@@ -50,10 +52,9 @@ class Attempts:
         matchers: what looks up prompts, by name of the fleets whose policy wants that.
         draining: answers ask clients to close their connection.
         name_worker: answers say who gave them.
-        retrying: requests that count against the retry budget.
     """
 
-    __slots__ = ("_health", "_loop", "_metrics", "_pool", "_sweeper", "draining", "matchers", "name_worker", "retrying")
+    __slots__ = ("_health", "_loop", "_metrics", "_pool", "_sweeper", "draining", "matchers", "name_worker")
 
     def __init__(
         self,
@@ -72,12 +73,24 @@ class Attempts:
         self.matchers: Mapping[str, Matcher] = {}
         self.draining = False
         self.name_worker = True
-        self.retrying = 0
+
+    def stale(self) -> None:
+        """Count that a connection from the pool had died."""
+        self._metrics.retry(STALE)
 
     async def make(
-        self, journey: "Journey", request: "RouteRequest", fleet: "Fleet", worker: "Worker", *, fresh: bool = False
+        self,
+        journey: "Journey",
+        request: "RouteRequest",
+        fleet: "Fleet",
+        worker: "Worker",
+        *,
+        fresh: bool = False,
+        entrant: "Entrant | None" = None,
     ) -> GatewayError | None:
         """Ask one worker; with `fresh` not over a connection from the pool, which might be the next that has died there.
+
+        With `entrant` it is one of several attempts that run side by side, of which one answers (`gateway.http.hedging`).
 
         Returns:
             None when an answer was relayed; else what went wrong, if another worker may try, or (`Retry.IF_REUSED`) the same one again.
@@ -85,39 +98,39 @@ class Attempts:
         Raises:
             GatewayError: the request has failed for good.
         """
-        journey.worker = worker
-        attempt = Attempt(worker, monotonic())
+        hedge = entrant is not None and entrant.hedge
+        if not hedge:
+            journey.worker = worker
+        attempt = Attempt(worker, monotonic(), hedge=hedge)
+        number = len(journey.attempts)
         journey.attempts.append(attempt)
         reused = False
         exchange: Exchange | None = None
         error_type: str | None = None
         try:
-            body = body_for(journey, worker, self.matchers)
+            # What a body tells of caches was wished of the first worker.
+            body = body_for(journey, worker, self.matchers, hints=not hedge)
+            watch = journey.watch
             connection = None if fresh else self._pool.take(worker)
             if connection is None:
                 connection = await self._pool.connect(worker, fleet.timeouts.connect)
                 attempt.connect = monotonic() - attempt.at
             else:
                 reused = True
-            exchange = self._exchange(journey, request, fleet, worker)
-            exchange.prepare(connection, head_for(journey, worker, len(body)), body)
+            exchange = self._exchange(journey, request, fleet, worker, attempt, watch, entrant)
+            exchange.prepare(connection, head_for(journey, worker, len(body), number), body)
             self._sweeper.exchanges.add(exchange)
-            journey.request.connection.exchange = exchange
+            if not hedge:
+                journey.request.connection.exchange = exchange
             exchange.start()
             await exchange.done
-            status = exchange.status
-            relayed = exchange.started
-            if relayed or journey.hinted is None or not journey.hinted.refused:
-                self._judge(worker, status)
-            if not relayed or status >= 500:
-                error_type = str(status)
-            if relayed:
-                if journey.watch is not None and status == HTTPStatus.OK and not exchange.encoded:
-                    self._account(journey, worker, journey.watch, exchange)
-                return None
-            return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
+            if entrant is not None and entrant.lost:
+                return overtaken()
+            return self._ended(journey, fleet, worker, attempt, exchange)
         except GatewayError as error:
             error_type = error.error_type
+            if entrant is not None and entrant.lost:
+                return error
             if reused and error.retry is Retry.IF_REUSED:
                 error_type = STALE
                 return error
@@ -131,20 +144,43 @@ class Attempts:
             raise
         finally:
             attempt.seconds = monotonic() - attempt.at
-            attempt.error = error_type
+            if entrant is not None and entrant.lost:
+                error_type = HEDGE_LOST
+            attempt.error = error_type = error_type or attempt.error
             if exchange is not None:
-                self._left(journey, attempt, exchange)
+                self._left(journey, attempt, exchange, lost=error_type == HEDGE_LOST)
             self._metrics.attempt_ended(worker.id, error_type, attempt.first_byte or None)
 
-    def _left(self, journey: "Journey", attempt: Attempt, exchange: Exchange) -> None:
-        """Note what became of an exchange, whatever that was."""
+    def _ended(
+        self, journey: "Journey", fleet: "Fleet", worker: "Worker", attempt: Attempt, exchange: Exchange
+    ) -> GatewayError | None:
+        """The worker has answered: judge it by that. An error where its answer was not relayed."""
+        status = exchange.status
+        relayed = exchange.started
+        if relayed or journey.hinted is None or not journey.hinted.refused:
+            self._judge(worker, status)
+        if exchange.retry_after is not None and fleet.retries.retry_after_max:
+            self._health.rests(worker, exchange.retry_after, status, fleet.retries.retry_after_max)
+        if not relayed or status >= 500:
+            attempt.error = str(status)
+        if relayed:
+            if exchange.watch is not None and status == HTTPStatus.OK and not exchange.encoded:
+                self._account(journey, worker, exchange.watch, exchange)
+            return None
+        return upstream_error("upstream_status", f"The worker answered {status}.", status=status, retry=Retry.YES)
+
+    def _left(self, journey: "Journey", attempt: Attempt, exchange: Exchange, *, lost: bool) -> None:
+        """Note what became of an exchange, whatever that was; of one that has `lost` its race, that it is over."""
         self._sweeper.exchanges.discard(exchange)
-        journey.request.connection.exchange = None
+        if journey.request.connection.exchange is exchange:
+            journey.request.connection.exchange = None
         # After a clean end this does nothing; after a cancellation the worker stops at once.
         exchange.client_gone()
+        attempt.status = exchange.status
+        if lost:
+            return
         journey.request.keep_alive = exchange.keep_alive
         journey.bytes_out = exchange.bytes_out
-        attempt.status = exchange.status
         if exchange.first_byte:
             attempt.first_byte = exchange.first_byte - attempt.at
         if exchange.started:
@@ -152,40 +188,57 @@ class Attempts:
             journey.pace = exchange.pace
             journey.first_byte_at = exchange.first_byte
 
-    def _pass_on(self, journey: "Journey", request: "RouteRequest", fleet: "Fleet", worker: "Worker") -> bool:
+    def _pass_on(
+        self,
+        journey: "Journey",
+        request: "RouteRequest",
+        fleet: "Fleet",
+        worker: "Worker",
+        attempt: Attempt,
+        exchange: Exchange,
+    ) -> bool:
         """Whether an answer of `worker` that another may do better is given up for that other's.
 
-        Only where somebody else is there to be asked, and within the budget: a share of the requests in flight, and never less than a
-        few. Failures to connect are not held to it: no worker has had any work with them. A body that may have offended by its hints goes
-        to the same worker without them.
+        Only where somebody else is there to be asked, and within the fleet's budget: a share of the requests of the last seconds, and never
+        less than a few. Failures to connect are not held to it: no worker has had any work with them. A body that may have offended by its
+        hints goes to the same worker without them.
         """
-        exchange = journey.request.connection.exchange
-        if journey.hinted is not None and exchange is not None and hints.passes_on(journey.hinted, exchange.status):
+        if journey.hinted is not None and not attempt.hedge and hints.passes_on(journey.hinted, exchange.status):
             return True
         retries = fleet.retries
         if request.attempt + 1 >= retries.attempts:
             return False
+        if exchange.status not in retries.statuses and not retries.retry_after_max:
+            return False
         if not any(other.routable and other is not worker and other.id not in request.tried for other in fleet.workers):
             return False
-        if not journey.retrying:
-            if self.retrying >= max(retries.budget_min, retries.budget * self._metrics.in_flight):
-                return False
-            journey.retrying = True
-            self.retrying += 1
+        if not fleet.retry_budget.spend(monotonic()):
+            attempt.unspent = True
+            return False
         return True
 
-    def _exchange(self, journey: "Journey", request: "RouteRequest", fleet: "Fleet", worker: "Worker") -> Exchange:
+    def _exchange(
+        self,
+        journey: "Journey",
+        request: "RouteRequest",
+        fleet: "Fleet",
+        worker: "Worker",
+        attempt: Attempt,
+        watch: "UsageWatch | None",
+        entrant: "Entrant | None",
+    ) -> Exchange:
         message = journey.request.message
-        assert journey.lease is not None
+        lease = journey.lease if entrant is None else entrant.lease
+        assert lease is not None
         own = b"x-request-id: %b\r\nvia: 1.1 warmroute\r\n" % journey.request_id
         if self.name_worker:
             own += _worker_line(worker.id)
         if journey.tenant is not None:
             own += journey.tenant.lines(monotonic())
-        exchange = Exchange(
+        exchange = (Exchange if entrant is None else Contender)(
             journey.request.connection,
             self._pool,
-            journey.lease,
+            lease,
             loop=self._loop,
             dialect=journey.route.dialect,
             own_lines=own,
@@ -194,9 +247,12 @@ class Attempts:
             retry_statuses=fleet.retries.statuses
             if journey.hinted is None or not journey.hinted.inside
             else (*fleet.retries.statuses, *hints.REFUSALS),
-            watch=journey.watch,
-            pass_on=partial(self._pass_on, journey, request, fleet, worker),
+            watch=watch,
+            pass_on=partial(self._pass_on, journey, request, fleet, worker, attempt),
         )
+        if entrant is not None:
+            entrant.watch = watch
+            cast("Contender", exchange).enters(entrant)
         set_deadlines(exchange, fleet.timeouts, self._loop.time(), stream=journey.stream)
         return exchange
 

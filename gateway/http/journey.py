@@ -73,7 +73,6 @@ class Journey:
         pace: the moments at which a stream's reads came.
         decisions: of its policy, where they are kept.
         attempts: in their order, the one under way included.
-        retrying: it counts against the retry budget.
         status: of the answer that the client got, 0 when it got none.
         tracing, trace: who traces it, and its place in the trace; None where nothing is.
         error_type, error_message: what went wrong.
@@ -108,7 +107,6 @@ class Journey:
         "read_at",
         "ready",
         "request",
-        "retrying",
         "route",
         "route_request",
         "stage",
@@ -155,7 +153,6 @@ class Journey:
         self.pace: Pace | None = None
         self.decisions: list[Decided] = []
         self.attempts: list[Attempt] = []
-        self.retrying = False
         self.status = 0
         self.outcome = Outcome.FAILED
         self.error_type: str | None = None

@@ -19,12 +19,12 @@ _COMPLETIONS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Paths whose streams carry usage only if they are asked to."""
 
 
-def head_for(journey: "Journey", worker: "Worker", length: int) -> bytes:
-    """The head of the request to `worker`, for a body of `length` bytes."""
+def head_for(journey: "Journey", worker: "Worker", length: int, number: int) -> bytes:
+    """The head of the request to `worker`, for a body of `length` bytes, in the attempt of that number, from 0."""
     head = journey.head
     assert head is not None
     if journey.trace is not None:
-        trace = journey.trace.lines(len(journey.attempts) - 1)
+        trace = journey.trace.lines(number)
     else:
         trace = head.trace_lines(is_valid_traceparent) if head.trace else b""
     return b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%b%b%bcontent-length: %d\r\n\r\n" % (
@@ -46,11 +46,11 @@ def _credentials(journey: "Journey", worker: "Worker") -> bytes:
     return journey.head.authorization if journey.tenant is None else b""
 
 
-def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Matcher]") -> bytes:
+def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Matcher]", *, hints: bool = True) -> bytes:
     """The body that `worker` gets: the client's own bytes, but for what has to be another there.
 
     That is the model, where the worker calls it by another name (a LoRA adapter's it knows as it is); that a stream ends with its usage, where that is wanted to compare predictions
-    with (`Journey.watch` takes it out again); what it is to be told about its caches; and the prompt's ids, where they spare the worker work.
+    with (`Journey.watch` takes it out again); what it is to be told about its caches (with `hints`); and the prompt's ids, where they spare the worker work.
     """
     body, model, lookup = journey.body, journey.model, journey.lookup
     counted = lookup is not None or (journey.tenant is not None and journey.tenant.limits_tokens)
@@ -64,7 +64,7 @@ def body_for(journey: "Journey", worker: "Worker", matchers: "Mapping[str, Match
             return journey.multipart.replaced(worker.model)
         body = with_model(body, model, worker.model)
     parsed: Mapping[str, Any] = journey.parsed
-    if (hinted := journey.hinted) is not None and hinted.inside:
+    if hints and (hinted := journey.hinted) is not None and hinted.inside:
         body, parsed = with_hints(body, parsed, hinted)
     if lookup is not None:
         matcher = matchers.get(lookup.fleet)

@@ -6,6 +6,8 @@ once, with exactly one of three outcomes: completed, client gone, failed.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
+from math import ceil
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +19,7 @@ from gateway.http.admission import arrive, leave, priority_of
 from gateway.http.attempts import STALE, Attempts
 from gateway.http.errors import client_error, error_answer, unexpected
 from gateway.http.headers import RequestIds
+from gateway.http.hedging import Hedging
 from gateway.http.journey import Journey
 from gateway.http.local import LocalAnswers, model_not_found
 from gateway.http.routes import ROUTES, origin_form
@@ -24,7 +27,7 @@ from gateway.http.server import CLOSE, KEEP, Answered, Request
 from gateway.http.sweep import gateway_stopping
 from gateway.http.tenants import admit, charge, settle
 from gateway.telemetry.metrics import Outcome
-from gateway.telemetry.reasons import reason_of
+from gateway.telemetry.reasons import Reason, reason_of
 from gateway.telemetry.record import Decided, loads_of
 from policies.base import Candidate, Decision, Match, RouteRequest
 
@@ -62,6 +65,7 @@ class Proxy:
         tenants: who may use it; None: everybody.
         admissions: where requests wait for their turn; None: nowhere.
         guard: says what is refused because the process is at its limit; None: nothing is.
+        hedging: makes second attempts beside the first, where that is configured.
         residencies: by fleet, what is wished of the workers' caches; fleets without cost nothing.
         stopping: the grace period is over.
     """
@@ -82,7 +86,9 @@ class Proxy:
     ) -> None:
         self._metrics = reports.metrics
         self._ids = ids
+        self._health = health
         self._attempts = Attempts(health=health, pool=pool, sweeper=sweeper, metrics=self._metrics, loop=loop)
+        self.hedging = Hedging(self._attempts, health)
         self.stopping = False
         self.tenants: Tenants | None = None
         self.admissions: Admissions | None = None
@@ -171,8 +177,6 @@ class Proxy:
             _log.exception("request handler failed", path=route.path)
             return self._failed(journey, unexpected())
         finally:
-            if journey.retrying:
-                self._attempts.retrying -= 1
             journey.end = monotonic()
             if journey.ticket is not None:
                 leave(journey)
@@ -225,13 +229,18 @@ class Proxy:
                 candidates, roomy = await self._turn(journey, fleet, request)
                 lookup = journey.lookup
         error: GatewayError | None = None
+        lane = None
+        if fleet.hedging is not None or (journey.stage is not None and journey.stage.hedging is not None):
+            lane = self.hedging.lane(journey, fleet)
         while True:
             decision = self._decide(journey, fleet, request, roomy)
             if decision is None and roomy is not candidates:
                 # Its filters look at load as well, and drop all that have room.
                 decision = self._decide(journey, fleet, request, candidates)
             if decision is None:
-                raise error or _no_healthy_worker()
+                raise error or self._nobody(fleet)
+            if error is None:
+                fleet.retry_budget.asked(request.now)
             if journey.gate is not None and journey.ticket is not None and error is None:
                 journey.gate.started(journey.ticket, request, decision.chosen, request.now)
             if error is not None:
@@ -248,7 +257,11 @@ class Proxy:
             if self.residencies and (live := self.residencies.get(fleet.name)) is not None:
                 hints.sent(journey, live, worker, match, request.now)
             try:
-                error = await self._attempts.make(journey, request, fleet, worker)
+                if lane is None:
+                    error = await self._attempts.make(journey, request, fleet, worker)
+                else:
+                    decide = partial(self._decide, journey, fleet, request, hedge=True)
+                    error = await self.hedging.run(lane, journey, request, fleet, lease, decide, candidates)
                 if error is not None and error.retry is Retry.IF_REUSED:
                     self._metrics.retry(STALE)
                     error = await self._attempts.make(journey, request, fleet, worker, fresh=True)
@@ -264,7 +277,7 @@ class Proxy:
                 return self._completed(journey)
             journey.ready = monotonic()
             request.attempt += 1
-            request.tried = (*request.tried, worker.id)
+            request.tried = tuple(dict.fromkeys((*request.tried, worker.id)))
             if request.attempt >= fleet.retries.attempts:
                 raise error
             roomy = candidates = [each for each in candidates if each.worker.id not in request.tried]
@@ -323,7 +336,13 @@ class Proxy:
                 return candidates, roomy
 
     def _decide(
-        self, journey: Journey, fleet: "Fleet", request: RouteRequest, candidates: Sequence[Candidate]
+        self,
+        journey: Journey,
+        fleet: "Fleet",
+        request: RouteRequest,
+        candidates: Sequence[Candidate],
+        *,
+        hedge: bool = False,
     ) -> Decision | None:
         """Ask the policy of this request, and keep what it takes to say later why it answered so."""
         policy = fleet.policy_for(request.headers, journey.stage.name if journey.stage is not None else None)
@@ -335,9 +354,24 @@ class Proxy:
             journey.decisions.append(Decided(policy, request, candidates, loads, decision, now, done - now))
         if decision is not None:
             matches = journey.lookup.matches if journey.lookup is not None else _NO_MATCHES
-            reason = reason_of(decision, matches, request.attempt)
-            self._metrics.decided(fleet.name, decision.policy, reason, done - journey.ready)
+            reason = Reason.HEDGE if hedge else reason_of(decision, matches, request.attempt)
+            self._metrics.decided(fleet.name, decision.policy, reason, done - (now if hedge else journey.ready))
         return decision
+
+    def _nobody(self, fleet: "Fleet") -> GatewayError:
+        """Why no worker takes the request: they have asked for a rest, or none is well."""
+        soonest = self._health.soonest(fleet)
+        if soonest is None:
+            return _no_healthy_worker()
+        seconds, status = soonest
+        return GatewayError(
+            status,
+            "workers_busy",
+            "All workers that could take this request have asked not to be sent more for now.",
+            source=Source.WORKER,
+            code="workers_busy",
+            retry_after=max(1, ceil(seconds)),
+        )
 
     # Ends.
 

@@ -8,12 +8,13 @@ do better (nothing was written), or a `GatewayError`.
 import asyncio
 import math
 from http import HTTPStatus
-from time import monotonic
+from time import monotonic, time
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import GatewayError
 from gateway.http.errors import error_event
 from gateway.http.headers import response_head
+from gateway.http.retry_after import retry_after_of
 from gateway.http.routes import Dialect
 from gateway.http.tail import chunk_payloads
 from gateway.telemetry.pace import KEPT, Pace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.http.watch import UsageWatch
 
 _TAIL = 8
+_BUSY = frozenset({HTTPStatus.TOO_MANY_REQUESTS.value, HTTPStatus.SERVICE_UNAVAILABLE.value})
 _DONE = b"data: [DONE]"
 """What OpenAI's streams end with."""
 
@@ -62,6 +64,7 @@ class Exchange:
         stream: the answer is a stream of server-sent events.
         pace: the moments at which its reads came; None for other answers.
         encoded: the answer has a content coding, so nothing readable can be added to it.
+        retry_after: seconds after which the worker wants to be asked again, of answers 429 and 503 that say so.
         first_byte_deadline, total_deadline: loop times, infinity for none; the second does not hold for streams.
         silence: seconds of silence after the first byte that are too long.
     """
@@ -91,6 +94,7 @@ class Exchange:
         "moved",
         "pace",
         "paused",
+        "retry_after",
         "silence",
         "since",
         "started",
@@ -112,10 +116,10 @@ class Exchange:
         http10: bool,
         keep_alive: bool,
         retry_statuses: "Container[int]",
-        pass_on: "Callable[[], bool]",
+        pass_on: "Callable[[Exchange], bool]",
         watch: "UsageWatch | None" = None,
     ) -> None:
-        """Statuses in `retry_statuses` are not relayed if `pass_on`, asked when one comes, says that another worker will try."""
+        """Statuses in `retry_statuses`, and others with Retry-After, are not relayed if `pass_on`, asked when one comes, says that another worker will try."""
         self.client = client
         self._pool = pool
         self._lease = lease
@@ -146,6 +150,7 @@ class Exchange:
         self.stream = False
         self.pace: Pace | None = None
         self.encoded = False
+        self.retry_after: float | None = None
 
     def prepare(self, connection: "UpstreamConnection", head: bytes, body: bytes) -> None:
         """Take over `connection` and what is to be sent."""
@@ -165,10 +170,8 @@ class Exchange:
     def begin(self, connection: "UpstreamConnection") -> bool:
         """The worker's head is there. False: it is not relayed and the connection is closed."""
         self.status = status = connection.status
-        if status in self._retry_statuses and self._pass_on():
-            self._connection = None
-            connection.abort()
-            self._finish()
+        if status >= HTTPStatus.BAD_REQUEST and self.declined(connection, status):
+            self.gives_up(connection)
             return False
         framing = b""
         if connection.bodyless:
@@ -207,6 +210,18 @@ class Exchange:
             self._out(self._last)
             self._last = b""
         return True
+
+    def declined(self, connection: "UpstreamConnection", status: int) -> bool:
+        """Whether an answer of this status is not relayed, because another worker will try."""
+        if status in _BUSY:
+            self.retry_after = retry_after_of(connection.lines, time())
+        return (status in self._retry_statuses or self.retry_after is not None) and self._pass_on(self)
+
+    def gives_up(self, connection: "UpstreamConnection") -> None:
+        """End without an answer for the client."""
+        self._connection = None
+        connection.abort()
+        self._finish()
 
     def body(self, data: bytes) -> None:
         """A part of the answer's body, without framing."""

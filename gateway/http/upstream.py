@@ -159,6 +159,11 @@ class UpstreamConnection(asyncio.Protocol):
         return bool(self._pieces)
 
     @property
+    def complete(self) -> bool:
+        """The answer has come to its end."""
+        return self._complete
+
+    @property
     def bodyless(self) -> bool:
         """The answer has no body by its status."""
         return self.status in _BODYLESS

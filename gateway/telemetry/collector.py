@@ -18,6 +18,7 @@ from gateway.telemetry.overload import OverloadReading, overload_families
 from gateway.telemetry.parity import parity_families
 from gateway.telemetry.prefix import feed_families, map_families
 from gateway.telemetry.residency import ResidencyReading, residency_families
+from gateway.telemetry.resilience import ResilienceReading, resilience_families
 from gateway.telemetry.tenants import TenantReading, tenant_families
 from gateway.telemetry.truth import truth_families
 from gateway.telemetry.workers import QueueReading, WorkerReading, fleet_families, worker_families, worker_rows
@@ -45,6 +46,7 @@ class Readings:
         upstream_sockets: per worker id, connections open and, of those, idle in the pool.
         client_connections: open client connections.
         policy_faults: per fleet's name, how often its policy misbehaved.
+        resilience: panics, rests, budgets and second attempts, by fleet.
         dropped: per signal (``spans``, ``logs``), records lost because their queue was full or their sink away.
         loop: the event loop's monitor.
         feeds: how each worker's cache is known; empty when nobody wants to know.
@@ -63,6 +65,7 @@ class Readings:
     upstream_sockets: Callable[[], Mapping[str, tuple[int, int]]] = dict
     client_connections: Callable[[], int] = int
     policy_faults: Callable[[], Mapping[str, int]] = dict
+    resilience: Callable[[], Iterable[tuple[str, ResilienceReading]]] = tuple
     dropped: Callable[[], Mapping[str, int]] = dict
     loop: "LoopMonitor | None" = None
     feeds: "Callable[[], Iterable[FeedStatus]]" = tuple
@@ -144,6 +147,7 @@ class Collector:
         reloads.add_metric(["ok"], metrics.reloads[True])
         reloads.add_metric(["failed"], metrics.reloads[False])
         yield reloads
+        yield from resilience_families(metrics.readings.resilience())
 
     def _decisions(self) -> Iterator[Metric]:
         metrics = self._metrics

@@ -17,6 +17,8 @@ class Reason(enum.StrEnum):
 
     RETRY = "retry"
     """An attempt failed before: it was chosen among those that are left."""
+    HEDGE = "hedge"
+    """An attempt has waited long for its first byte: it was chosen to try beside it."""
     ONLY_ONE = "only_one"
     """The filters left one candidate."""
     UNMATCHED = "unmatched"
@@ -29,7 +31,7 @@ class Reason(enum.StrEnum):
     """It holds nothing of the prompt though others do: they are busier, or were filtered out."""
 
 
-_RETRY, _ONLY_ONE, _UNMATCHED, _HOLDS_MOST, _HOLDS_LESS, _HOLDS_NONE = Reason
+_RETRY, _HEDGE, _ONLY_ONE, _UNMATCHED, _HOLDS_MOST, _HOLDS_LESS, _HOLDS_NONE = Reason
 
 
 def reason_of(decision: "Decision", matches: "Mapping[str, Match]", attempt: int) -> Reason:

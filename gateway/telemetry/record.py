@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gateway.telemetry.capture import Captured
     from gateway.telemetry.spans import Trace
 
+HEDGE_LOST: Final = "hedge_lost"
+"""What is said of an attempt that another one beside it has overtaken: it was ended, and nothing was wrong with it."""
 RUNNING: Final = "running"
 """The outcome of a request that has not ended."""
 
@@ -67,6 +69,8 @@ class Attempt(msgspec.Struct, gc=False):
         seconds: until its end; 0: it goes on.
         status: of the worker's answer, 0: none.
         error: low-cardinality name of what went wrong, or None.
+        hedge: it was made beside another one that went on.
+        unspent: it would have been followed by another, had the retry budget allowed it.
     """
 
     worker: Any
@@ -76,6 +80,8 @@ class Attempt(msgspec.Struct, gc=False):
     seconds: float = 0.0
     status: int = 0
     error: str | None = None
+    hedge: bool = False
+    unspent: bool = False
 
 
 class RequestRecord(msgspec.Struct, gc=False, eq=False):
@@ -183,6 +189,15 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
         """How its tokens are known: ``exact``, ``bytes`` or ``none``."""
         return _HOW[self.how] if self.how is not None else "none"
 
+    @property
+    def answering(self) -> Attempt | None:
+        """The attempt that the request ended with: the last one that no other has overtaken."""
+        attempts = self.attempts
+        for attempt in reversed(attempts):
+            if attempt.error != HEDGE_LOST:
+                return attempt
+        return attempts[-1] if attempts else None
+
     def involves(self, worker: str) -> bool:
         """Whether `worker` was asked."""
         return any(attempt.worker.id == worker for attempt in self.attempts)
@@ -194,7 +209,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     def summary(self) -> dict[str, Any]:
         """One line of a list, ready for JSON. Seconds everywhere."""
         usage = self.usage
-        last = self.attempts[-1] if self.attempts else None
+        last = self.answering
         return {
             "id": self.id,
             "trace_id": self.trace.trace_id if self.trace is not None else None,
@@ -260,7 +275,7 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     def timings(self) -> dict[str, float | None]:
         """How long each phase took; None for those that it never came to. ``first_byte`` and ``total`` count from the start."""
         decided = self.decisions[0].seconds if self.decisions else None
-        last = self.attempts[-1] if self.attempts else None
+        last = self.answering
         return {
             "read": _seconds(self.read - self.start if self.read else None),
             "tokenize": _seconds(self.tokenized - self.read if self.tokenized else None),
@@ -293,6 +308,8 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
             "seconds": _seconds(attempt.seconds or None),
             "status": attempt.status or None,
             "error": attempt.error,
+            "hedge": attempt.hedge,
+            "retry_budget_exhausted": attempt.unspent,
         }
 
     def _predicted(self) -> dict[str, Any]:

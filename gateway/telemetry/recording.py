@@ -19,7 +19,7 @@ from opentelemetry.sdk.resources import Resource
 from gateway import __version__
 from gateway.telemetry import names, otlp
 from gateway.telemetry.export import BoundedProcessor, Finished, exporter_for
-from gateway.telemetry.record import wall_time
+from gateway.telemetry.record import HEDGE_LOST, wall_time
 from gateway.telemetry.spans import Trace
 from gateway.telemetry.table import cached_of, lines_of, sentence_of, ttft_of
 
@@ -131,7 +131,7 @@ class _Spans:
             (names.STAGE, record.stage),
             (names.TENANT, record.tenant),
             (names.POLICY, record.policy or None),
-            (names.WORKER_ID, record.attempts[-1].worker.id if record.attempts else None),
+            (names.WORKER_ID, record.answering.worker.id if record.answering is not None else None),
             (names.OUTCOME, record.outcome),
         )
         more.append(otlp.constant(*common))
@@ -164,7 +164,7 @@ class _Spans:
     def _client(self, attempts: "Sequence[Attempt]") -> bytes:
         """The model as the caller sees it, whoever answered after however many attempts."""
         record = self._record
-        last = attempts[-1]
+        last = record.answering or attempts[-1]
         worker = last.worker
         usage = record.usage
         operation = names.operation(record.path)
@@ -202,6 +202,9 @@ class _Spans:
         )
         attributes: otlp.Attributes = {
             names.HTTP_REQUEST_RESEND_COUNT: number or None,
+            names.HEDGE: attempt.hedge or None,
+            names.HEDGE_LOST: attempt.error == HEDGE_LOST or None,
+            names.RETRY_BUDGET_EXHAUSTED: attempt.unspent or None,
             names.HTTP_RESPONSE_STATUS_CODE: attempt.status or None,
             names.CONNECT: attempt.connect,
             names.FIRST_BYTE: attempt.first_byte or None,
@@ -310,5 +313,7 @@ def _hint(note: "Note") -> otlp.Attributes:
 
 
 def _error_of(attempt: "Attempt") -> str | None:
+    if attempt.error == HEDGE_LOST:
+        return None
     # By the HTTP conventions a 4xx is an error of a client.
     return attempt.error or (str(attempt.status) if attempt.status >= 400 else None)

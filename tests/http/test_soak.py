@@ -117,7 +117,7 @@ async def test_clients_that_leave_at_every_moment_leave_no_task_span_or_socket(s
         assert bench.outcomes.keys() == {"completed", "client_gone"}
         assert bench.gateway._tracing.open == 0
         assert {task.get_name() for task in asyncio.all_tasks() - fixed} == set()
-        assert bench.gateway.proxy._attempts.retrying == 0
+        assert len(bench.gateway.proxy.hedging) == 0
         bench.obeys_conservation()
         accepted = bench.gateway.metrics.accepted
         await bench.gateway.stop(1)
