@@ -176,7 +176,9 @@ def ended(journey: "Journey", hinted: Hinted) -> None:
 def _hinted(journey: "Journey", live: "FleetResidency") -> Hinted | None:
     """The request's `Hinted`, made at the first call; None: nothing is known of its prompt."""
     hinted = journey.hinted
-    if hinted is None and (lookup := journey.lookup) is not None and lookup.chains and journey.route.generates:
+    if hinted is not None or live.silent:
+        return hinted
+    if (lookup := journey.lookup) is not None and lookup.chains and journey.route.generates:
         hinted = journey.hinted = Hinted(live, _asked(journey, lookup))
     return hinted
 

@@ -69,7 +69,7 @@ class Residencies:
         self._tasks = TaskGroup("residency")
         self._workers: dict[str, Worker] = {}
         self._blind: frozenset[str] = frozenset()
-        self.prober = Prober(session, clock)
+        self.prober = Prober(session, clock, self._listen)
         self.delivery = Delivery(
             session,
             tell=self._tell,
@@ -102,6 +102,7 @@ class Residencies:
         self.prober.update(wanted)
         self.delivery.keep(set(self._workers))
         self.fleets = made
+        self._listen()
         if self._running:
             self._start_tasks()
 
@@ -133,7 +134,12 @@ class Residencies:
         if fleet in self._blind:
             return ["residency is on, but by its policy nobody looks at prompts: nothing is wished"]
         live = self.fleets.get(fleet)
-        return [] if live is None else list(live.core.ledger.throttled())
+        if live is None:
+            return []
+        asked = [self.prober.workers[worker].asked for worker in live.workers if worker in self.prober.workers]
+        if live.silent and all(asked):
+            return ["residency is on, but none of its workers understands hints: nothing is wished"]
+        return list(live.core.ledger.throttled())
 
     def readings(self) -> Iterator[ResidencyReading]:
         """For the metrics."""
@@ -164,6 +170,10 @@ class Residencies:
             },
             "fleets": [live.document() for live in self.fleets.values()],
         }
+
+    def _listen(self) -> None:
+        for live in self.fleets.values():
+            live.listen()
 
     def _start_tasks(self) -> None:
         if self.fleets and not len(self._tasks):
@@ -233,9 +243,7 @@ class Residencies:
             expectation.settle(self._clock())
 
     def _spurned(self, worker: "Worker", speaker: "Speaker") -> None:
-        probed = self.prober.workers.get(worker.id)
-        if probed is not None:
-            probed.refuse(speaker, self._clock())
+        self.prober.refuse(worker.id, speaker)
 
 
 def _names(section: "WorkerHints") -> tuple[str, ...]:

@@ -78,9 +78,10 @@ class FleetResidency:
         name: the fleet's.
         core: what to wish.
         workers: the fleet's, by id.
+        silent: none of them understands any hint, so nothing is wished, at no cost.
     """
 
-    __slots__ = ("_clock", "_delivery", "_prober", "core", "name", "workers")
+    __slots__ = ("_clock", "_delivery", "_prober", "core", "name", "silent", "workers")
 
     def __init__(
         self, name: str, core: "Residency", prober: "Prober", delivery: "Delivery", clock: Callable[[], float]
@@ -88,9 +89,14 @@ class FleetResidency:
         self.name = name
         self.core = core
         self.workers: Mapping[str, Worker] = {}
+        self.silent = True
         self._prober = prober
         self._delivery = delivery
         self._clock = clock
+
+    def listen(self) -> None:
+        """Find out whether anybody understands anything; to be called when that may have changed."""
+        self.silent = not any(self._prober.speakers(worker).all for worker in self.workers)
 
     def say(
         self, hints: Sequence[Hint], own: Subject | None = None, worker_id: str = ""
@@ -139,9 +145,7 @@ class FleetResidency:
         """A worker took offence at what a request carried, and took the request without: it is not said again for a while."""
         self.fate(hints, Fate.REFUSED, detail)
         for speaker, hint in hints:
-            probed = self._prober.workers.get(hint.worker)
-            if probed is not None and speaker.name not in probed.refused:
-                probed.refuse(speaker, self._clock())
+            if self._prober.refuse(hint.worker, speaker):
                 _log.warning("a worker refuses hints", worker=hint.worker, driver=speaker.name, detail=detail)
 
     def ended(self, session: str) -> int:
@@ -165,6 +169,7 @@ class FleetResidency:
         """For the admin API."""
         return {
             "model": self.name,
+            "silent": self.silent,
             **self.core.snapshot(),
             "workers": [
                 probed.document() for worker in self.workers if (probed := self._prober.workers.get(worker)) is not None

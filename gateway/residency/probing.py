@@ -157,10 +157,16 @@ class Prober:
         workers: all that are known, by id.
     """
 
-    __slots__ = ("_clock", "_lane", "_session", "_tasks", "workers")
+    __slots__ = ("_changed", "_clock", "_lane", "_session", "_tasks", "workers")
 
-    def __init__(self, session: "aiohttp.ClientSession", clock: Callable[[], float]) -> None:
-        """`session` as of `gateway.fleet.asking.open_session`; not closed here."""
+    def __init__(
+        self,
+        session: "aiohttp.ClientSession",
+        clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`session` as of `gateway.fleet.asking.open_session`; not closed here. `changed`: told when what a worker understands has changed."""
+        self._changed = changed
         self._session = session
         self._clock = clock
         self._tasks = TaskGroup("hint-probes")
@@ -180,6 +186,15 @@ class Prober:
         """What a worker understands."""
         known = self.workers.get(worker_id)
         return NOBODY if known is None else known.speakers
+
+    def refuse(self, worker_id: str, speaker: Speaker) -> bool:
+        """A worker took offence at what `speaker` said (`Probed.refuse`). Whether that is news."""
+        probed = self.workers.get(worker_id)
+        if probed is None or speaker.name in probed.refused:
+            return False
+        probed.refuse(speaker, self._clock())
+        self._changed()
+        return True
 
     def start(self) -> None:
         """Begin to ask."""
@@ -212,6 +227,7 @@ class Prober:
             probed.learned(answers, self._clock())
             after = {speaker.name for speaker in probed.speakers.all}
             if after != before:
+                self._changed()
                 _log.info("hints that a worker understands", worker=probed.worker.id, drivers=sorted(after))
         finally:
             probed.probing = False

@@ -133,6 +133,10 @@ class Scene:
         async with self.http.get(f"{self.admin}/api/residency") as answer:
             return await answer.json()
 
+    async def degraded(self):
+        async with self.http.get(f"{self.admin}/readyz") as answer:
+            return (await answer.json())["degraded"]
+
     async def hints(self):
         """The latest hints, the first one first."""
         (fleet,) = (await self.residency())["fleets"]
@@ -168,6 +172,9 @@ async def gateway_before():
             stack.push_async_callback(one.stop, 1.0)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             assert await one.wait_ready(20)
+            # How long blocks are is known when it is known how a worker's cache is.
+            while any(feed.status == "connecting" for feed in one.metrics.readings.feeds()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             return Scene(one, http, "sim")
 
         yield gateway_before

@@ -74,8 +74,19 @@ async def test_a_worker_whose_hints_are_not_managed_gets_the_clients_own_untouch
     theirs = {"protocol_version": "0.1", "message_id": "x", "actions": [{"odd": True}]}
     await scene.chat(LONG, kv_hints=theirs)
     assert [body["kv_hints"] for body in worker.bodies] == [theirs]
-    (hint,) = await scene.hints()
-    assert (hint["fate"], hint["detail"]) == ("skipped", "no driver can say it to this worker")
+    assert await scene.hints() == []
+    assert (await scene.residency())["fleets"][0]["silent"]
+    assert not any("hints" in text for text in await scene.degraded()), "it was asked for"
+
+
+async def test_a_fleet_whose_workers_understand_no_hints_says_so_and_wishes_nothing(worker, server, gateway_before):
+    scene = await gateway_before([server.url], hints="{driver: auto}")
+    while not any(path == "/openapi.json" for _, path, *_ in server.asked):  # noqa: ASYNC110 - the prober tells nobody
+        await asyncio.sleep(0.01)
+    await scene.chat(LONG)
+    assert await scene.hints() == []
+    text = "sim: residency is on, but none of its workers understands hints: nothing is wished"
+    assert text in await scene.degraded()
 
 
 async def test_the_clients_own_actions_come_along_with_ours(worker, server, gateway_before):

@@ -49,6 +49,7 @@ function section(fleet, now) {
     "section",
     {},
     h("h2", {}, fleet.model, h("small", {}, ` ${plural(fleet.sessions.count, "conversation")} known in ${bytes(fleet.sessions.bytes)}${fleet.sessions.median_gap_seconds === null ? "" : `, ${seconds(fleet.sessions.median_gap_seconds)} between two turns`} · ${plural(fleet.open, "hint")} open`)),
+    fleet.silent && h("p", { class: "note warn" }, "None of its workers understands hints (see below), so nothing is wished."),
     fleet.degraded.map((text) => h("p", { class: "note warn" }, `${text}.`)),
     table(
       [
@@ -76,7 +77,7 @@ function section(fleet, now) {
 }
 
 function usefulness(row) {
-  if (row.useful_share === null) return "–";
+  if (row.useful_share === null || row.useful_share === undefined) return "–";
   const percent = `${Math.round(row.useful_share * 100)} %`;
   return h("span", { class: "gauge" }, bar([[row.useful_share, "fill"]], percent), percent);
 }
