@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from gateway.config import residency, schema
+from gateway.config import directory, residency, schema
 from gateway.config.units import format_duration, format_size
 from gateway.config.walk import describe
 
@@ -86,7 +86,9 @@ def _first_paragraph(cls: type) -> str:
 def _docstrings() -> dict[tuple[str, str], str]:
     """The text below each field of the schema, in one line, by class and field."""
     docs: dict[tuple[str, str], str] = {}
-    for node in (node for part in (schema, residency) for node in ast.parse(python_inspect.getsource(part)).body):
+    for node in (
+        node for part in (schema, residency, directory) for node in ast.parse(python_inspect.getsource(part)).body
+    ):
         if isinstance(node, ast.ClassDef):
             for field, text in zip(node.body, node.body[1:], strict=False):
                 if (
