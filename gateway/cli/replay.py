@@ -13,6 +13,7 @@ from gateway.config.schema import DEFAULT_POLICY
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gateway.config.residency import ResidencyConfig
     from policies.registry import PolicySection
     from simulator.fleet import FleetOptions, ReplayResult, TierOptions
     from simulator.fleet.admission import AdmissionOptions
@@ -45,6 +46,8 @@ _COLUMNS: Final = (
     ("failed", "failed", "{}"),
     ("wall_s", "took", "{:.1f} s"),
 )
+
+_FATES: Final = ("skipped", "refused", "failed", "accepted", "confirmed", "useful", "wasted")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -103,6 +106,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         choices=("on", "off"),
         default="off",
         help="requests wait for their turn in the gateway, by the stages and the admission of --config (default: off)",
+    )
+    choice.add_argument(
+        "--hints",
+        default="off",
+        metavar="on|off|RULE,...",
+        help="tell the workers what to keep and fetch: by the residency of --config or its defaults, or by these rules (default: off)",
     )
     fleet = parser.add_argument_group("workers")
     fleet.add_argument("--workers", type=_count, default=8, metavar="N", help="how many (default: 8)")
@@ -241,7 +250,43 @@ def _options(arguments: argparse.Namespace) -> "FleetOptions":
         seed=arguments.seed,
         speed_told=not arguments.learn_speed,
         admission=_admission(arguments.config) if arguments.admission == "on" else None,
+        residency=_residency(arguments.hints, arguments.config),
     )
+
+
+def _residency(words: str, path: Path | None) -> "ResidencyConfig | None":
+    """What the workers are told; None: nothing.
+
+    Args:
+        words: ``off``, ``on``, or names of rules: only those are on then.
+        path: of a configuration, whose section `residency` has the numbers.
+
+    Raises:
+        ConfigError: the configuration has mistakes.
+        ValueError: there is no such rule.
+    """
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    from gateway.config.residency import ResidencyConfig  # noqa: PLC0415
+
+    if words == "off":
+        return None
+    section = None
+    if path is not None:
+        from gateway.config.load import load  # noqa: PLC0415
+
+        section = load(path).residency
+    section = section or ResidencyConfig()
+    if words == "on":
+        return section
+    rules = section.rules
+    fields = {name.replace("_", "-"): name for name in rules.__struct_fields__}
+    wanted = [word.strip() for word in words.split(",")]
+    unknown = [word for word in wanted if word not in fields]
+    if unknown:
+        raise ValueError(f"--hints: no rule {unknown[0]!r}; on, off, or some of {', '.join(fields)}")
+    chosen = {field: (getattr(rules, field) or True) if name in wanted else False for name, field in fields.items()}
+    return replace(section, rules=replace(rules, **chosen))
 
 
 def _admission(path: Path | None) -> "AdmissionOptions":
@@ -349,7 +394,19 @@ def _table(workload: "Workload", options: "FleetOptions", results: "Sequence[Rep
         f"Hit rates are shares of prompt tokens. One cache of all workers' size would reach {first.pooled_lru_hit_rate:.3f}, "
         f"an endless one {first.infinite_hit_rate:.3f}."
     )
-    return "\n".join([head, *workload.notes, "", *lines, "", bounds])
+    return "\n".join([head, *workload.notes, "", *lines, "", bounds, *_hints(results)])
+
+
+def _hints(results: "Sequence[ReplayResult]") -> list[str]:
+    """What became of the hints, a line for each policy and rule that gave some."""
+    lines = []
+    for result in results:
+        for rule, row in (result.hints or {}).items():
+            if row.get("offered"):
+                counts = ", ".join(f"{row[fate]:,} {fate}" for fate in _FATES if row.get(fate))
+                held = f"; held back: {row['held_back']:,}" if row.get("held_back") else ""
+                lines.append(f"{result.policy}, hints of {rule}: {row['offered']:,} offered, {counts}{held}.")
+    return ["", *lines] if lines else []
 
 
 class _Bar:

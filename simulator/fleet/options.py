@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from backends.profiles import Profile
+from gateway.config.residency import ResidencyConfig
 from simulator.fleet.admission import AdmissionOptions
 
 GENEROUS_SLOTS = 256
@@ -24,6 +25,7 @@ class FleetOptions:
         speed_told: whether the gateway is told how fast the workers prefill; if not, it starts from what it assumes and learns.
         others: workers that are of another profile than all, by id (``w0``, ``w1``, ...); with blocks of the same size.
         admission: requests wait in the gateway, and may be refused; None: they go to a worker at once.
+        residency: what the workers are told about what to keep and fetch; None: nothing.
     """
 
     profile: Profile
@@ -35,6 +37,7 @@ class FleetOptions:
     speed_told: bool = True
     others: Mapping[str, Profile] = field(default_factory=dict)
     admission: AdmissionOptions | None = None
+    residency: ResidencyConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense.

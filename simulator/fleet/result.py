@@ -3,7 +3,7 @@
 import enum
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,7 @@ class ReplayResult:
         pooled_lru_hit_rate, infinite_hit_rate: of prompt tokens, what one cache could have spared; see `simulator.fleet.bounds`.
         faults: how often a step of the policy misbehaved; `last_fault` says how.
         wall: seconds that the replay took; 0 if nobody measured.
+        hints: what became of the hints, by rule, as the gateway's admin API has it; None: there were none to be.
     """
 
     policy: str
@@ -123,6 +124,7 @@ class ReplayResult:
     faults: int = 0
     last_fault: str = ""
     wall: float = 0.0
+    hints: "Mapping[str, Mapping[str, Any]] | None" = None
     _sorted: "list[float]" = field(default_factory=list, repr=False)
 
     @property
@@ -154,7 +156,7 @@ class ReplayResult:
         """The figures of the whole run, JSON-ready; None where there is nothing to tell.
 
         Hit rates are shares of the prompt tokens of all requests that were answered. `load_max_over_mean` compares the prompt
-        tokens that the workers computed. `output_tokens_per_s` is over the whole duration.
+        tokens that the workers computed. `output_tokens_per_s` is over the whole duration. `hints` is there only if any could be given.
         """
         requests = self.requests
         answered = [index for index, ttft in enumerate(requests.ttft) if not math.isnan(ttft)]
@@ -168,6 +170,7 @@ class ReplayResult:
             tokens for index, tokens in enumerate(requests.output) if requests.outcome[index] == Outcome.COMPLETED
         )
         computed = self.computed_by_worker()
+        hints = {} if self.hints is None else {"hints": self.hints}
         return {
             "requests": len(requests),
             "refused": requests.count(Outcome.REFUSED),
@@ -189,6 +192,7 @@ class ReplayResult:
             "duration_s": self.duration,
             "policy_faults": self.faults,
             "wall_s": self.wall,
+            **hints,
         }
 
 

@@ -1,6 +1,6 @@
 """A workload through a policy and a fleet of engines, in virtual time.
 
-The objects that decide are the gateway's own: the policy, its workers with their leases, the prefix index, the chains. The
+The objects that decide are the gateway's own: the policy, its workers with their leases, the prefix index, the chains, residency. The
 workers behind them are the simulator's engines. What is left out of the gateway: tokenizing, retries, health, sockets.
 
 Time jumps from event to event: arrivals, and the moments at which an engine has something to say. At equal times engines
@@ -14,16 +14,19 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Final, cast
 
+from backends.hints.model import Hint
 from backends.registry import driver_named
 from gateway.config.schema import Capabilities, TierMemory, Tiers
 from gateway.errors import GatewayError
 from gateway.fleet.worker import Lease, Worker, WorkerState
 from gateway.prompt.blocks import Hasher
-from policies.base import NO_MATCH, Candidate, Policy, RouteRequest, knowledge_of
+from gateway.residency.residency import TICK, Asked
+from policies.base import NO_MATCH, Candidate, Explaining, Match, Policy, RouteRequest, knowledge_of
 from policies.registry import PolicySection, Registry
-from simulator.engine import Engine, EngineRequest, Finished, FirstToken, Profile, Tier
+from simulator.engine import Engine, EngineRequest, Finished, FirstToken, Profile, Retention, Tier
 from simulator.fleet.admission import Door
 from simulator.fleet.bounds import Bounds
+from simulator.fleet.hints import Hints
 from simulator.fleet.keys import KeyMaker, RequestKeys
 from simulator.fleet.knowledge import CacheKnowledge
 from simulator.fleet.options import FleetOptions
@@ -35,6 +38,8 @@ Progress = Callable[[int, int], None]
 """Told of the requests that have ended and of all, now and then."""
 
 _LOOK: Final = 2
+_HINT: Final = 3
+_TICK: Final = 4
 _TOLD: Final = 64
 """Requests between two reports of progress."""
 _SHOWN_TOKENS: Final = 512
@@ -80,10 +85,11 @@ def replay(
 class _Running:
     """A request that was sent to a worker."""
 
-    __slots__ = ("arrival", "first", "index", "lease")
+    __slots__ = ("arrival", "asked", "first", "index", "lease")
 
-    def __init__(self, index: int, arrival: float, lease: Lease) -> None:
+    def __init__(self, index: int, arrival: float, lease: Lease, asked: Asked | None) -> None:
         self.index = index
+        self.asked = asked
         self.arrival = arrival
         self.first = 0.0
         self.lease = lease
@@ -120,6 +126,20 @@ class _Run:
             random=Random(options.seed),
             shared_l2=l2 is not None,
         )
+        self._hints: Hints | None = None
+        self._said: list[Hint] = []
+        self._asked: dict[int, Asked] = {}
+        if options.residency is not None and self._knowledge.asked:
+            self._hints = Hints(
+                options.residency,
+                self._workers,
+                self._engines,
+                match=self._knowledge.match,
+                block_size=profile.block_size,
+                lag=options.event_lag,
+                later=self._say,
+                epoch=_EPOCH,
+            )
         self._bounds = Bounds(options.workers * profile.kv_blocks, profile.block_size)
         requests = workload.requests
         self._requests: Sequence[WorkRequest] = requests
@@ -131,7 +151,7 @@ class _Run:
         self._ended = 0
         self._refused = 0
         self._last = 0.0
-        # (time, what: 0 an engine, 1 an arrival, 2 a look at the line, engine or request)
+        # (time, what: 0 an engine, 1 an arrival, 2 a look at the line, 3 a hint comes, 4 a tick of residency, engine, request or hint)
         self._events: list[tuple[float, int, int]] = []
         self._wakes: list[float | None] = [None] * options.workers
         self._followers: dict[str, list[int]] = defaultdict(list)
@@ -142,6 +162,8 @@ class _Run:
                 self._followers[request.after].append(index)
         self._events.sort()
         self._first = self._events[0][0] if self._events else 0.0
+        if self._hints is not None and self._events:
+            heappush(self._events, (self._first, _TICK, 0))
         self._series = Series(self._first)
 
     def to_the_end(self) -> None:
@@ -156,6 +178,10 @@ class _Run:
             elif kind == 0 and self._wakes[index] == now:
                 self._wakes[index] = None
                 self._listen(index, now)
+            elif kind == _HINT:
+                self._hinted(self._said[index], now)
+            elif kind == _TICK:
+                self._tick(now)
             if self._door is not None:
                 self._take_turns(self._door, now, looking=kind == _LOOK)
         series.sample(self._last + series.interval, self._workers, self._refused)
@@ -176,6 +202,7 @@ class _Run:
             duration=max(0.0, self._last - self._first),
             pooled_lru_hit_rate=bounds.pooled / (bounds.tokens or 1),
             infinite_hit_rate=bounds.infinite / (bounds.tokens or 1),
+            hints=None if self._hints is None else self._hints.summary(),
         )
 
     def _arrive(self, index: int, now: float) -> None:
@@ -221,6 +248,7 @@ class _Run:
                 return
             if selected is None:
                 self._waiting[index] = keys
+                self._waits(index, keys, route, candidates, now)
                 return
             candidates = selected
         decision = self._policy.decide(route, candidates)
@@ -232,6 +260,7 @@ class _Run:
             door.gate.started(door.tickets[index], route, decision.chosen, now + _EPOCH)
         # As the gateway does: what a policy without knowledge does not ask for, nobody counts.
         prompt = request.prompt_tokens if known.asked else 0
+        asked, retention = self._wish(index, keys, worker, match, now)
         lease = worker.acquire(prompt, match=match, now=now + _EPOCH)
         if known.asked:
             lease.expectation = known.sent(worker.id, keys.chain, match)
@@ -239,11 +268,64 @@ class _Run:
         out = self._out
         out.worker[index] = position
         out.predicted[index] = 0 if match is NO_MATCH else match.tokens
-        self._running[request.id] = _Running(index, out.arrival[index], lease)
+        self._running[request.id] = _Running(index, out.arrival[index], lease, asked)
         self._engines[position].submit(
-            EngineRequest(request.id, request.prompt_tokens, request.output_tokens, keys.blocks), now
+            EngineRequest(request.id, request.prompt_tokens, request.output_tokens, keys.blocks, retention=retention),
+            now,
         )
         self._listen(position, now)
+
+    def _ask(self, index: int, keys: RequestKeys, now: float) -> Asked:
+        """A request as residency sees it, made once."""
+        assert self._hints is not None
+        asked = self._asked.get(index)
+        if asked is None:
+            request = self._requests[index]
+            asked = self._asked[index] = self._hints.asked(keys.chain, request.session, request.stage, now)
+        return asked
+
+    def _waits(
+        self, index: int, keys: RequestKeys, route: RouteRequest, candidates: Sequence[Candidate], now: float
+    ) -> None:
+        """It waits in the gateway: what it will need may be fetched where the policy would send it now."""
+        if self._hints is None or index in self._asked or not isinstance(self._policy, Explaining):
+            return
+        chosen = self._policy.explain(route, candidates).chosen
+        if chosen is not None:
+            candidate = candidates[chosen]
+            worker = cast("Worker", candidate.worker)
+            self._hints.waits(self._ask(index, keys, now), worker, candidate.match, now)
+
+    def _wish(
+        self, index: int, keys: RequestKeys, worker: Worker, match: Match, now: float
+    ) -> tuple[Asked | None, Sequence[Retention]]:
+        """What is wished because a request goes to `worker`; of that, what it is to carry."""
+        hints = self._hints
+        if hints is None:
+            return None, ()
+        asked = self._ask(index, keys, now)
+        del self._asked[index]
+        if worker.pending and self._door is None:
+            # Without a line in the gateway the one at the worker is where it waits.
+            hints.waits(asked, worker, match, now)
+        return asked, hints.sent(asked, worker, match, now)
+
+    def _say(self, at: float, hint: Hint) -> None:
+        self._said.append(hint)
+        heappush(self._events, (at, _HINT, len(self._said) - 1))
+
+    def _hinted(self, hint: Hint, now: float) -> None:
+        """A hint has come to its worker."""
+        assert self._hints is not None
+        self._hints.take_effect(hint, now)
+        self._listen(self._position[hint.worker], now)
+
+    def _tick(self, now: float) -> None:
+        """Residency looks at the clock, as long as anything is still to come."""
+        assert self._hints is not None
+        self._hints.tick(now)
+        if self._ended < len(self._out):
+            heappush(self._events, (min(self._hints.next_tick, now + TICK), _TICK, 0))
 
     def _take_turns(self, door: Door, now: float, *, looking: bool) -> None:
         """Act upon what the gate has said, and see when it has to be asked again."""
@@ -295,15 +377,27 @@ class _Run:
                     running = self._running.pop(output.request_id)
                     failed = output.reason == "error"
                     running.lease.release(0.0 if failed else now + _EPOCH)
+                    if running.asked is not None and not failed:
+                        self._answered(running, position, now)
                     if self._door is not None:
                         self._door.close(running.index, now + _EPOCH, running.first, completed=not failed)
                     self._end(running.index, now, Outcome.FAILED if failed else Outcome.COMPLETED)
             self._knowledge.heard(now, position, outputs)
+            if self._hints is not None:
+                self._hints.heard(self._workers[position].id, outputs, now)
         wake = engine.next_time()
         if wake is not None and wake != self._wakes[position]:
             # A wake that is put off leaves its old entry behind, which then finds that it is no longer meant.
             heappush(self._events, (wake, 0, position))
         self._wakes[position] = wake
+
+    def _answered(self, running: _Running, position: int, now: float) -> None:
+        """It has ended: hints about it show what they were worth."""
+        assert self._hints is not None
+        assert running.asked is not None
+        out, index = self._out, running.index
+        cached = out.device[index] + out.l1[index] + out.l2[index]
+        self._hints.answered(running.asked, self._workers[position].id, cached, out.output[index], now)
 
     def _end(self, index: int, now: float, outcome: Outcome) -> None:
         """A request has ended; those that waited for it come."""
@@ -316,6 +410,7 @@ class _Run:
             out.refused_after[index] = now - out.arrival[index]
         elif outcome is not Outcome.NEVER_CAME:
             out.e2e[index] = now - out.arrival[index]
+        self._asked.pop(index, None)
         self._last = max(self._last, now)
         self._ended += 1
         if self._progress is not None and (self._ended % _TOLD == 0 or self._ended == len(out)):
