@@ -23,6 +23,10 @@ _ABOUT_REPLAY = (
     "Policies, prefix map and load counters are the gateway's own; the workers are models of workers. Time is virtual: "
     "nothing here says how long the gateway itself takes."
 )
+_ABOUT_HINTS = (
+    "What workers were told to keep and fetch, by the rule that wished it. Useful: it was asked for again and held before the hint "
+    "expired, or, if it was to be let go, was not asked for. What is neither useful nor wasted yet was still waited for at the end."
+)
 
 
 def write_html(
@@ -77,6 +81,7 @@ def html(
         _figure("Reuse", "", reading.reuse(figures), _both(plots.hit_rates, results)),
         *_waiting(figures, legend),
         _loads(figures),
+        *_hints(figures),
         _section("All figures", f"<p>{_ABOUT_FIGURES}</p>{tables.full(figures)}"),
         _section("How to do it again", f"<pre>{escape(_command(command))}</pre>{_paragraphs([*notes, _ABOUT_REPLAY])}"),
     ]
@@ -108,6 +113,12 @@ def _waiting(figures: reading.Figures, legend: str) -> list[str]:
         _figure("Waiting", legend, said, _both(plots.queue, results)),
         _figure("Refused", legend, reading.lost(figures), _both(plots.refused, results)),
     ]
+
+
+def _hints(figures: reading.Figures) -> list[str]:
+    """What the workers were told, if they were told anything."""
+    table = tables.hints(figures)
+    return [_section("Hints", f"<p>{_ABOUT_HINTS}</p>{table}")] if table else []
 
 
 def _loads(figures: reading.Figures) -> str:

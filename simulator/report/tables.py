@@ -58,7 +58,7 @@ def brief(figures: Figures) -> str:
 
 def full(figures: Figures) -> str:
     """All figures, a line each; the best of a line in bold."""
-    known = {key: None for _, summary in figures for key in summary}
+    known = {key: None for _, summary in figures for key in summary if key != "hints"}
     keys = [*(key for key in _FIGURES if key in known), *(key for key in known if key not in _FIGURES)]
     heads = "".join(f"<th>{swatch(index)}{escape(run.policy)}</th>" for index, (run, _) in enumerate(figures))
     rows = []
@@ -67,6 +67,23 @@ def full(figures: Figures) -> str:
         cells = "".join(_cell(key, summary, best) for _, summary in figures)
         rows.append(f'<tr><th title="{escape(key)}">{escape(_FIGURES.get(key, (key, "", 0))[0])}</th>{cells}</tr>')
     return f'<div class="scroll"><table><thead><tr><th>Figure</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+_FATES = ("offered", "skipped", "refused", "failed", "accepted", "confirmed", "useful", "wasted", "held_back")
+
+
+def hints(figures: Figures) -> str:
+    """What became of the hints: a line for each policy and rule; empty where no rule gave any."""
+    rows = []
+    for index, (run, summary) in enumerate(figures):
+        for rule, row in (summary.get("hints") or {}).items():
+            if row.get("offered"):
+                cells = "".join(f"<td>{count(row.get(fate) or 0)}</td>" for fate in _FATES)
+                rows.append(f"<tr><th>{swatch(index)}{escape(run.policy)}: {escape(rule)}</th>{cells}</tr>")
+    if not rows:
+        return ""
+    heads = "".join(f"<th>{fate.replace('_', ' ')}</th>" for fate in _FATES)
+    return f'<div class="scroll"><table><thead><tr><th>Rule</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def _best(key: str, figures: Figures) -> str | None:
