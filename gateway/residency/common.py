@@ -3,67 +3,83 @@
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from gateway.residency.sessions import tail_chain
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backends.hints.model import Subject
+    from gateway.residency.ledger import Entry
 
-KINDS: Final = 1_024
-"""Kinds that are remembered: those asked for last."""
+MOST_BLOCKS: Final = 4_096
+"""What goes beyond is not compared: 65,536 tokens of 16-token blocks, 160 KB."""
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Of the hashes of all kinds together."""
 
 
 class Common:
     """One kind's.
 
     Attributes:
-        subject: one of its prompts, the latest.
-        tokens: how many leading tokens of it others of its kind had, too; 0: none have been compared yet.
+        subject: its latest prompt; None where nobody needs more than its length in common.
+        tokens: how many leading tokens of the latest prompt another conversation's had, too; 0: none have been compared yet.
+        entries: hints about what is in common that are waited for.
     """
 
-    __slots__ = ("_session", "subject", "tokens")
+    __slots__ = ("entries", "hashes", "session", "size", "subject", "tokens")
 
-    def __init__(self, subject: "Subject", session: object) -> None:
-        self.subject = subject
+    def __init__(self) -> None:
+        self.subject: Subject | None = None
         self.tokens = 0
-        self._session = session
-
-    def saw(self, subject: "Subject", session: object) -> None:
-        """A further prompt of the kind. Those of one conversation have in common what is theirs alone: they are not compared."""
-        if session is self._session:
-            return
-        sizes = subject.chains.keys() & self.subject.chains.keys()
-        if sizes:
-            size = min(sizes)
-            self.tokens = size * same(subject.chains[size], self.subject.chains[size])
-        self.subject = subject
-        self._session = session
+        self.entries: list[Entry] = []
+        self.hashes: Sequence[int] = ()
+        self.size = 0
+        self.session: object = None
 
 
 class Commons:
     """All kinds'."""
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_blocks", "_keep", "_kinds", "_most")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, *, subjects: bool) -> None:
+        """At most so many kinds, those asked for last; whether their latest prompts are kept."""
+        self._most = most
+        self._keep = subjects
         self._kinds: OrderedDict[str, Common] = OrderedDict()
+        self._blocks = 0
 
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def saw(self, kind: str, subject: "Subject", session: object) -> None:
-        """A prompt of a kind, and the conversation that it belongs to. Costs the logarithm of its length."""
-        if not tail_chain(subject):
-            return
+    @property
+    def blocks(self) -> int:
+        """Hashes that are kept."""
+        return self._blocks
+
+    def saw(self, kind: str, subject: "Subject", session: object) -> Common | None:
+        """A prompt of a kind, and the conversation that it belongs to. Costs the logarithm of its length; None: it has no block.
+
+        Prompts of one conversation have in common what is theirs alone: they are not compared.
+        """
+        chains = subject.chains
+        if not chains:
+            return None
+        size = min(chains)
+        hashes = chains[size][:MOST_BLOCKS]
+        if not hashes:
+            return None
         found = self._kinds.get(kind)
         if found is None:
-            self._kinds[kind] = Common(subject, session)
-            if len(self._kinds) > KINDS:
-                self._kinds.popitem(last=False)
-            return
+            found = self._kinds[kind] = Common()
+        elif session is not found.session and size == found.size:
+            found.tokens = size * same(hashes, found.hashes)
         self._kinds.move_to_end(kind)
-        found.saw(subject, session)
+        self._blocks += len(hashes) - len(found.hashes)
+        found.hashes, found.size, found.session = hashes, size, session
+        if self._keep:
+            found.subject = subject
+        while len(self._kinds) > self._most or (self._blocks * 40 > MOST_BYTES and len(self._kinds) > 1):
+            self._blocks -= len(self._kinds.popitem(last=False)[1].hashes)
+        return found
 
     def get(self, kind: str) -> Common | None:
         """What is known of a kind."""

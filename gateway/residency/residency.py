@@ -22,6 +22,7 @@ from backends.hints.model import Action, Hint, Subject, TierName
 from gateway.config import residency as config
 from gateway.config.base import Struct
 from gateway.residency.budget import Budget
+from gateway.residency.heat import Heat
 from gateway.residency.judging import judge
 from gateway.residency.ledger import Ledger
 from gateway.residency.rules.base import Asked, Context, Rule, Voice
@@ -85,6 +86,7 @@ class Residency:
         "_answered",
         "_draining",
         "_ended",
+        "_heat",
         "_last_tick",
         "_reserved",
         "_sent",
@@ -116,9 +118,10 @@ class Residency:
         self.sessions = Sessions(settings.sessions, settings.memory, retain.gap)
         self.ledger = Ledger(settings.throttle, self._hint_ended)
         self.budget = Budget(settings.budget, workers, self.ledger.open.__contains__)
-        context = Context(workers, holds, self.sessions, Voice(self.ledger))
+        context = Context(workers, holds, self.sessions, Voice(self.ledger), Heat())
         self.rules = [rule for build in RULES if (rule := build(context, settings.rules)) is not None]
         self._waiting = [rule.waiting for rule in self.rules if type(rule).waiting is not Rule.waiting]
+        self._heat = context.heat if any(rule.counts_heat for rule in self.rules) else None
         sent = [rule for rule in self.rules if type(rule).sent is not Rule.sent]
         self._sent = [rule.sent for rule in sent if rule.needs == ""]
         self._sent_words = [rule.sent for rule in sent if rule.needs == "words"]
@@ -149,6 +152,9 @@ class Residency:
             asked.before = (*asked.before, *session.entries) if asked.before else session.entries
             session.entries = []
         hints: list[Hint] = []
+        held = match.device + match.l1 + match.l2
+        if self._heat is not None and held and not session.turns:
+            self._heat.saw(asked.subject, held, asked.now)
         for sent in self._sent:
             sent(hints, asked, worker, match)
         if asked.words is not None:
@@ -157,7 +163,7 @@ class Residency:
         if asked.stage:
             for sent in self._sent_stage:
                 sent(hints, asked, worker, match)
-        self.sessions.sent(session, asked.subject, worker.id, match.device + match.l1 + match.l2, asked.now)
+        self.sessions.sent(session, asked.subject, worker.id, held, asked.now)
         return hints
 
     def answered(
@@ -178,12 +184,19 @@ class Residency:
             now: seconds.
         """
         session = asked.session
-        if session is None or not worker_id:
+        if session is None:
+            return []
+        if not worker_id:
+            for entry in asked.before:
+                session.remember(entry)
+            asked.before = ()
             return []
         held = cached if isinstance(cached, int) else cached.device + cached.l1 + cached.l2
         if asked.before:
             self._judge(session, asked.before, worker_id, held, now)
             asked.before = ()
+        if self._heat is not None and self._heat.awaited:
+            self._judge(None, self._heat.waited(asked.subject, asked.now), worker_id, held, now)
         hints: list[Hint] = []
         for answered in self._answered:
             answered(hints, asked, worker_id, held, now)
@@ -228,6 +241,8 @@ class Residency:
         self._last_tick = now
         self.ledger.expire(now)
         self.budget.tick(now)
+        if self._heat is not None and self._heat.awaited:
+            self._heat.settle_waits()
         hints: list[Hint] = []
         for tick in self._ticks:
             tick(hints, now)
@@ -272,14 +287,17 @@ class Residency:
             session = asked.session = self.sessions.find(asked.subject, asked.stage or "", match.device + match.l1)
         return session
 
-    def _judge(self, session: Session, entries: "Iterable[Entry]", worker_id: str, held: int, now: float) -> None:
+    def _judge(
+        self, session: Session | None, entries: "Iterable[Entry]", worker_id: str, held: int, now: float
+    ) -> None:
         """End the hints whose worth has shown; the others are waited for on."""
         for entry in entries:
             if entry.ended:
                 continue
             verdict = judge(entry, worker_id, held)
             if verdict is None:
-                session.remember(entry)
+                if session is not None:
+                    session.remember(entry)
             else:
                 self.ledger.fate(entry, verdict[0], verdict[1], now)
 

@@ -323,3 +323,40 @@ def test_rules_that_are_off_say_nothing(playing, subject_of):
     assert play.core.sent(asked, play.workers[0], NO_MATCH) == []
     assert play.core.answered(asked, "a", 0, 1, 2.0) == []
     assert play.core.tick(1e6) == []
+
+
+def test_what_many_begin_with_and_only_a_leaving_worker_has_is_handed_over_too(playing, subject_of):
+    play = playing(only(drain=True))
+    for number in range(10):
+        play.turn(subject_of(number, 120, f"s{number}", common=100), float(number), match=Match(device=1600))
+    play.core.sessions.drop(play.core.sessions.get("s0", ""))
+    play.held["a", 1] = Match(device=1600)
+    leaving, *others = play.workers
+    # Their conversations have been silent for too long, but new ones keep coming.
+    hints = [hint for hint in play.core.draining(leaving, others, 20.0) if hint.reason.startswith("many")]
+    assert said(hints) == [(Action.PREFETCH, "b", 0, 1600, "device", "device", "a")]
+    play.core.ledger.fate(hints[0], Fate.ACCEPTED, "", 20.0)
+    entry = play.core.ledger.open[hints[0].id]
+    play.turn(subject_of(77, 120, "new", common=100), 21.0, worker=1, cached=1600)
+    assert entry.fate is Fate.USEFUL
+    play.held["b", 1] = Match(device=1600)
+    hints = [hint for hint in play.core.draining(leaving, others, 20.0) if hint.reason.startswith("many")]
+    assert hints == []
+
+
+def test_prompts_with_one_cache_key_have_what_they_share_kept(playing, subject_of):
+    play = playing(only(client_words=True))
+    words = ClientWords(key="agents")
+    spoken = [
+        play.turn(subject_of(number, 120, f"s{number}", common=100), float(number), words=words)[0]
+        for number in range(3)
+    ]
+    assert [said(hints) for hints in spoken] == [
+        [],
+        [(Action.RETAIN, "a", 0, 1600, None, "device", None)],
+        [(Action.RETAIN, "a", 0, 1600, None, "device", None)],
+    ]
+    entry = play.core.ledger.open[spoken[2][0].id]
+    play.turn(subject_of(3, 120, "s3", common=100), 3.0, cached=1600, words=words)
+    assert entry.fate is Fate.USEFUL
+    assert play.turn(subject_of(9, 120, "s9", common=100), 4.0, words=ClientWords(key="others"))[0] == []

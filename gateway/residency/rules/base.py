@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from backends.hints.model import Action, Fate, Hint, Subject, TierName
+from backends.hints.model import Action, Hint, Subject, TierName
 from policies.base import Match, WorkerView
 
 if TYPE_CHECKING:
+    from gateway.residency.heat import Heat
     from gateway.residency.ledger import Entry, Ledger
     from gateway.residency.sessions import Session, Sessions
     from gateway.residency.words import ClientWords
@@ -102,10 +103,6 @@ class Voice:
             session.remember(entry)
         return entry
 
-    def tell(self, entry: "Entry", fate: Fate, detail: str, now: float) -> None:
-        """What became of a hint, as a rule itself has seen."""
-        self._ledger.fate(entry, fate, detail, now)
-
 
 class Context(msgspec.Struct, frozen=True, eq=False):
     """What rules may look at.
@@ -115,12 +112,14 @@ class Context(msgspec.Struct, frozen=True, eq=False):
         holds: see `Holds`; costs a look-up, not for every request.
         sessions: its conversations.
         voice: by what to speak.
+        heat: what conversations begin with; counted if a rule `counts_heat`.
     """
 
     workers: Workers
     holds: Holds
     sessions: "Sessions"
     voice: Voice
+    heat: "Heat"
 
 
 class Rule:
@@ -130,6 +129,8 @@ class Rule:
     """As in the configuration."""
     needs: Literal["", "words", "stage"] = ""
     """`sent` is called only for requests that have this."""
+    counts_heat: bool = False
+    """It reads `Context.heat`."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -3,6 +3,7 @@
 =========================================  =======================================================================================
 a `cache_control` breakpoint with a TTL    the prompt up to there is retained for so long, above what is only expected to return
 `prompt_cache_retention: 24h`              the whole prompt is retained, and once it was answered pinned in the storage behind
+`prompt_cache_key`                         what prompts of different conversations with that key begin with is retained
 =========================================  =======================================================================================
 
 Pins are bounded by the budget and are renewed as the conversation grows; `session-end` takes them back.
@@ -11,6 +12,7 @@ Pins are bounded by the budget and are renewed as the conversation grows; `sessi
 from typing import TYPE_CHECKING, Final
 
 from backends.hints.model import Action
+from gateway.residency.common import Commons
 from gateway.residency.rules.base import Asked, Context, Rule
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from gateway.config.residency import ClientWordsRule as Numbers
     from policies.base import Match, WorkerView
 
+KEYS: Final = 1_024
+KEY_TTL: Final = 600.0
+"""Seconds for which what a `prompt_cache_key` stands for is kept after each use: what OpenAI keeps a prefix in memory for, at least."""
 GROWN: Final = 1.25
 """A pin is renewed when the prompt has grown by a quarter."""
 
@@ -32,6 +37,7 @@ class ClientWordsRule(Rule):
         """`numbers`: as configured."""
         super().__init__(context)
         self._numbers = numbers
+        self._commons = Commons(KEYS, subjects=False)
 
     def sent(self, into: "list[Hint]", asked: Asked, worker: "WorkerView", match: "Match") -> None:  # noqa: ARG002 - a Rule's signature
         """About the request's own prompt."""
@@ -42,9 +48,17 @@ class ClientWordsRule(Rule):
         wishes = [(min(stop, subject.tokens), ttl, "cache_control") for stop, ttl in words.breakpoints]
         if words.retention_seconds:
             wishes.append((subject.tokens, words.retention_seconds, "prompt_cache_retention"))
+        common = self._commons.saw(words.key, subject, asked.session) if words.key is not None else None
+        if common is not None:
+            if common.entries:
+                asked.before = (*asked.before, *common.entries)
+                common.entries = []
+            if common.tokens:
+                wishes.append((common.tokens, KEY_TTL, "prompt_cache_key"))
         for stop, ttl, reason in wishes:
             if stop >= max(1, numbers.min_tokens) and ttl > 0:
-                self.context.voice.say(
+                shared = common is not None and reason == "prompt_cache_key"
+                entry = self.context.voice.say(
                     into,
                     self.name,
                     Action.RETAIN,
@@ -55,8 +69,10 @@ class ClientWordsRule(Rule):
                     priority=numbers.priority,
                     ttl=min(ttl, numbers.longest),
                     reason=reason,
-                    session=asked.session,
+                    session=None if shared else asked.session,
                 )
+                if shared and common is not None and entry is not None:
+                    common.entries.append(entry)
 
     def answered(self, into: "list[Hint]", asked: Asked, worker: str, held: int, now: float) -> None:  # noqa: ARG002 - as above
         """What is to be kept for long is pinned where there is room for long."""

@@ -11,8 +11,7 @@ Off unless it is configured: where nothing else than a warm request can bring it
 from typing import TYPE_CHECKING, Final
 
 from backends.hints.model import Action
-from gateway.residency.heat import HALF_LIFE, Heat, Prefix
-from gateway.residency.judging import judge
+from gateway.residency.heat import HALF_LIFE, Prefix, in_prompt
 from gateway.residency.rules.base import Asked, Context, Rule, last_block
 from gateway.residency.rules.bring import bring
 from policies.base import NO_MATCH
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from policies.base import Match, WorkerView
 
 PRIORITY: Final = 90
-MOST_ENTRIES: Final = 16
 AGAIN: Final = 15.0
 """Seconds from one try to bring a prefix somewhere to the next."""
 
@@ -36,22 +34,20 @@ class HotPrefixRule(Rule):
     """
 
     name = "hot-prefix"
+    counts_heat = True
 
     def __init__(self, context: Context, numbers: "Numbers") -> None:
         """`numbers`: as configured."""
         super().__init__(context)
         self._numbers = numbers
-        self.heat = Heat()
+        self.heat = context.heat
 
-    def sent(self, into: "list[Hint]", asked: Asked, worker: "WorkerView", match: "Match") -> None:
-        """Count it; where it begins with something hot, that is to be kept."""
-        session, subject = asked.session, asked.subject
-        held = match.device + match.l1 + match.l2
-        if held >= self._numbers.min_tokens and session is not None and not session.turns:
-            self.heat.saw(subject, held, asked.now)
+    def sent(self, into: "list[Hint]", asked: Asked, worker: "WorkerView", match: "Match") -> None:  # noqa: ARG002 - a Rule's signature
+        """Where a conversation begins with something hot, that is to be kept."""
         if not self.heat.cared:
             return
-        for prefix in self.heat.in_prompt(subject):
+        session, subject = asked.session, asked.subject
+        for prefix in in_prompt(self.heat.cared, subject):
             if session is None or not session.turns:
                 self.context.voice.say(
                     into,
@@ -66,20 +62,6 @@ class HotPrefixRule(Rule):
                     reason="many conversations begin with it",
                 )
 
-    def answered(self, into: "list[Hint]", asked: Asked, worker: str, held: int, now: float) -> None:  # noqa: ARG002 - a Rule's signature
-        """See what became of what was brought to `worker`."""
-        if not self.heat.cared:
-            return
-        for prefix in self.heat.in_prompt(asked.subject):
-            for entry in prefix.entries:
-                if (
-                    entry.created < asked.now
-                    and not entry.ended
-                    and (verdict := judge(entry, worker, held)) is not None
-                ):
-                    self.context.voice.tell(entry, *verdict, now)
-            prefix.entries = [entry for entry in prefix.entries if not entry.ended]
-
     def tick(self, into: "list[Hint]", now: float) -> None:
         """Follow the heat."""
         numbers = self._numbers
@@ -90,6 +72,7 @@ class HotPrefixRule(Rule):
             replicas=numbers.replicas,
             sessions=numbers.sessions,
             most=numbers.most,
+            least=numbers.min_tokens,
         )
         for prefix, before in changed:
             if prefix.wanted < before:
@@ -103,7 +86,10 @@ class HotPrefixRule(Rule):
         """Bring it to one more worker, if too few have it or are about to, and the last try was a while ago."""
         if prefix.wanted < 2 or now - prefix.spread_at < AGAIN:
             return
-        holds = self.context.holds(prefix.subject)
+        subject = prefix.subject
+        if subject is None:
+            return
+        holds = self.context.holds(subject)
         having = {name for name, match in holds.items() if match.device >= prefix.tokens}
         having |= {entry.worker for entry in prefix.entries if not entry.ended and entry.action is Action.PREFETCH}
         if not having or len(having) >= prefix.wanted:
@@ -117,7 +103,7 @@ class HotPrefixRule(Rule):
             into,
             self.context.voice,
             self.name,
-            prefix.subject,
+            subject,
             target,
             holds.get(target.id, NO_MATCH),
             now,
@@ -126,11 +112,14 @@ class HotPrefixRule(Rule):
             reason=f"{prefix.heat(now):.0f} conversations a minute begin with it",
             peers=holds,
         )
-        prefix.entries = (prefix.entries + said)[-MOST_ENTRIES:]
+        self.heat.wait(prefix, said)
 
     def _let_go(self, into: "list[Hint]", prefix: Prefix, now: float) -> None:
         """One worker of those that have it, and are too many, may forget it."""
-        holds = self.context.holds(prefix.subject)
+        subject = prefix.subject
+        if subject is None:
+            return
+        holds = self.context.holds(subject)
         having = [
             worker
             for worker in self.context.workers()
@@ -146,15 +135,15 @@ class HotPrefixRule(Rule):
             self.name,
             Action.DEMOTE,
             worker.id,
-            prefix.subject,
+            subject,
             now,
             stop=prefix.tokens,
             priority=0,
             reason="fewer conversations begin with it",
-            mark=last_block(prefix.subject, prefix.tokens),
+            mark=last_block(subject, prefix.tokens),
         )
         if entry is not None:
-            prefix.entries = [*prefix.entries, entry][-MOST_ENTRIES:]
+            self.heat.wait(prefix, [entry])
 
 
 def _busy(worker: "WorkerView") -> tuple[float, int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.residency.sessions import Session
     from policies.base import Match, WorkerView
 
+STAGES: Final = 64
 REASON: Final = "a slot is kept for the stage that follows"
 
 
@@ -31,7 +32,7 @@ class PlannerRule(Rule):
         """`numbers`: as configured."""
         super().__init__(context)
         self._numbers = numbers
-        self._commons = Commons()
+        self._commons = Commons(STAGES, subjects=True)
 
     def sent(self, into: "list[Hint]", asked: Asked, worker: "WorkerView", match: "Match") -> None:  # noqa: ARG002 - a Rule's signature
         """Learn what the prompts of a stage have in common. Says nothing."""
@@ -45,7 +46,7 @@ class PlannerRule(Rule):
             subject, stop = session.subject, session.subject.tokens
         else:
             common = self._commons.get(stage)
-            if common is None:
+            if common is None or common.subject is None:
                 return
             subject, stop = common.subject, common.tokens
         if stop < max(1, self._numbers.min_tokens):
