@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from bench.admitted import CONFIGS, REFUSED, Held, values_of
 from bench.clients import until_ready
@@ -30,6 +30,7 @@ from gateway.admission.keys import new_key
 _CLIENTS: Final = 16
 _WARM: Final = 400
 _START: Final = 300.0
+_IDLE: Final = 10.0
 
 
 def request_of(key: str) -> bytes:
@@ -88,23 +89,53 @@ def counted(config: Path, port: int, request: bytes, count: int, *, hold: bool, 
                 loop.run_until_complete(asyncio.sleep(2.0))
             status = b"429" if hold else b"200"
             asyncio.run(load(port, request, _WARM, status=status))
-            subprocess.run(["callgrind_control", "-i", "on", str(child.pid)], check=True, capture_output=True)
-            asyncio.run(load(port, request, count, status=status))
-            subprocess.run(["callgrind_control", "-i", "off", str(child.pid)], check=True, capture_output=True)
-            subprocess.run(["callgrind_control", "-d", str(child.pid)], check=True, capture_output=True)
+            with _Counting(child.pid, out) as idle:
+                time.sleep(_IDLE)
+            with _Counting(child.pid, out) as busy:
+                asyncio.run(load(port, request, count, status=status))
     finally:
         child.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(30)
         child.kill()
         child.wait()
-    total = 0
-    for part in config.parent.glob(f"{out.name}*"):
-        text = part.read_text(errors="replace")
-        total = max(total, *(int(each) for each in re.findall(r"^(?:totals|summary): (\d+)", text, re.MULTILINE)), 0)
-        if keep is not None:
-            (keep / part.name).write_text(text)
-    return total / count
+    if keep is not None:
+        for part in config.parent.glob(f"{out.name}*"):
+            (keep / part.name).write_text(part.read_text(errors="replace"))
+    # Timers go on meanwhile, and on a slow machine there are more of them.
+    return (busy.instructions - idle.instructions / idle.seconds * busy.seconds) / count
+
+
+class _Counting:
+    """Counts the instructions of a block.
+
+    Attributes:
+        instructions, seconds: of it, once it has ended.
+    """
+
+    def __init__(self, pid: int, out: Path) -> None:
+        self._pid = str(pid)
+        self._out = out
+        self.instructions = 0
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._control("-z")
+        self._control("-i", "on")
+        self._began = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.monotonic() - self._began
+        self._control("-i", "off")
+        before = set(self._out.parent.glob(f"{self._out.name}.*"))
+        self._control("-d")
+        for part in set(self._out.parent.glob(f"{self._out.name}.*")) - before:
+            found = re.findall(r"^(?:totals|summary): (\d+)", part.read_text(errors="replace"), re.MULTILINE)
+            self.instructions = max([self.instructions, *map(int, found)])
+
+    def _control(self, *arguments: str) -> None:
+        subprocess.run(["callgrind_control", *arguments, self._pid], check=True, capture_output=True)
 
 
 def main() -> None:

@@ -290,8 +290,12 @@ def main() -> None:
     print("100 %", flush=True)
     seen = run(steady, speed, on=True)
     day = Day(SimpleNamespace(requests=seen), steady)  # type: ignore[arg-type]
-    full = day.goodput(0.0, arguments.full)
-    print(f"  {day.share_in_time(0.0, arguments.full):.1%} in time, {full:.2f} questions a second", flush=True)
+    full = day.goodput(0.0, arguments.full) or math.nan
+    print(
+        f"  {day.share_in_time(0.0, arguments.full):.1%} in time, {full:.2f} questions a second; planner p50 {percentile(day.times(day.planners, seen.e2e), 50):.3f} s;"
+        f" refused: {dict(seen.refusals)}; late by {seen.late * 1e3:.0f} ms",
+        flush=True,
+    )
     columns: dict[str, dict[str, str]] = {}
     for name, on in (("with admission", True), ("without", False)):
         print(name, flush=True)
