@@ -4,7 +4,6 @@ Nothing here is called for fleets without residency.
 """
 
 from functools import partial
-from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.residency.speakers import Speaker
     from policies.base import Candidate, Match, Policy, RouteRequest
 
+_OK: Final = 200
 REFUSALS: Final = frozenset({400, 422})
 """How a worker says that it does not take a body. Of one that carries hints it is asked again without them."""
 MOST_EXPLAINED: Final = 64
@@ -104,18 +104,18 @@ def with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tup
     Returns:
         The body, and what it would now be parsed to.
     """
-    carried = hinted.inside
-    for speaker, hints in _by_speaker(carried):
+    for speaker, hints in _by_speaker(hinted.inside):
         said = False
         for name, value in speaker.driver.fields(hints, parsed).items():
             spliced = with_member(body, parsed, name, orjson.dumps(value))
             if spliced is not body:
-                body, parsed, said = spliced, {**parsed, name: value}, True
+                body, said = spliced, True
+                parsed = {**parsed, name: value}
         if not said:
             hinted.live.fate([(speaker, hint) for hint in hints], Fate.SKIPPED, "the client's own field leaves no room")
             hinted.inside = [pair for pair in hinted.inside if pair[0] is not speaker]
     if hinted.inside:
-        hinted.live.fate(hinted.inside, Fate.SENT, "inside the request")
+        hinted.live.fate(hinted.inside, Fate.SENT, "inside the request", hinted.asked.now)
     return body, parsed
 
 
@@ -146,13 +146,13 @@ def strip(hinted: Hinted) -> None:
 def attempted(journey: "Journey", hinted: Hinted) -> None:
     """An attempt is over, in whichever way: what it carried was taken, or went nowhere."""
     if hinted.suspects:
-        if HTTPStatus.OK <= journey.status < HTTPStatus.BAD_REQUEST:
+        if _OK <= journey.status < 400:
             hinted.live.refused(hinted.suspects, "the request was refused with hints and taken without")
         else:
             hinted.live.fate(hinted.suspects, Fate.FAILED, "the request was refused without hints, too")
         hinted.suspects = []
     if hinted.inside:
-        if journey.status == HTTPStatus.OK:
+        if journey.status == _OK:
             hinted.live.fate(hinted.inside, Fate.ACCEPTED, "the request was answered")
         else:
             hinted.live.fate(hinted.inside, Fate.FAILED, "the request was not answered")
@@ -161,7 +161,7 @@ def attempted(journey: "Journey", hinted: Hinted) -> None:
 
 def ended(journey: "Journey", hinted: Hinted) -> None:
     """The request is over."""
-    if journey.status != HTTPStatus.OK or journey.worker is None or journey.outcome is Outcome.FAILED:
+    if journey.status != _OK or journey.worker is None or journey.outcome is Outcome.FAILED:
         return
     usage, live = journey.usage, hinted.live
     cached = usage.cached_tokens if usage is not None else None

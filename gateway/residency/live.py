@@ -134,9 +134,12 @@ class FleetResidency:
                 ledger.fate(hint, Fate.SKIPPED, "its worker is gone", self._clock())
         return inside, notes
 
-    def fate(self, hints: "Sequence[tuple[Speaker, Hint]]", fate: Fate, detail: str = "") -> None:
-        """What became of hints that a request carried."""
-        now = self._clock()
+    def fate(
+        self, hints: "Sequence[tuple[Speaker, Hint]]", fate: Fate, detail: str = "", now: float | None = None
+    ) -> None:
+        """What became of hints that a request carried; `now`: where the caller knows it."""
+        if now is None:
+            now = self._clock()
         ledger = self.core.ledger
         for _, hint in hints:
             ledger.fate(hint, fate, detail, now)
