@@ -75,7 +75,7 @@ class Stack:
     engine: Path
     work: Path
     base: int
-    l1_gb: float = 0.001
+    l1_gb: float = 0.002
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
