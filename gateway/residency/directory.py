@@ -177,6 +177,8 @@ class Directory:
                         and found.due is not None
                         and (found.asked is None or found.asked + FRESH <= now)
                     ):
+                        # And again soon after that: it may be stored, or fetched, because of this very prompt.
+                        found.delay = AGAIN / 2
                         self._hurry(found)
                 return
 

@@ -246,6 +246,20 @@ def test_a_prompt_that_comes_again_asks_at_once_unless_that_was_done_lately():
     assert scene.directory.counters.asked == 18
 
 
+def test_what_a_prompt_brings_about_is_seen_soon_after_it_came():
+    scene = Scene()
+    scene.put(PROMPT, "l2")
+    scene.ask(PROMPT)
+    for _ in range(200):
+        scene.now += 1.0
+        scene.round()
+    scene.ask(PROMPT)
+    scene.put(PROMPT, "l1")  # it waited, and was fetched meanwhile
+    scene.now += AGAIN
+    scene.round()
+    assert scene.match(PROMPT)[WORKER].l1 == 192
+
+
 def test_when_the_directory_is_away_nothing_that_it_said_counts_and_it_comes_back_when_asked_again():
     scene = Scene()
     scene.put(PROMPT, "l2")
