@@ -152,7 +152,10 @@ def attempted(journey: "Journey", hinted: Hinted) -> None:
             hinted.live.fate(hinted.suspects, Fate.FAILED, "the request was refused without hints, too")
         hinted.suspects = []
     if hinted.inside:
-        if journey.status == _OK:
+        elsewhere = journey.worker is None or journey.worker.id != hinted.inside[0][1].worker
+        if elsewhere:
+            hinted.live.fate(hinted.inside, Fate.FAILED, "another attempt was quicker")
+        elif journey.status == _OK:
             hinted.live.fate(hinted.inside, Fate.ACCEPTED, "the request was answered")
         else:
             hinted.live.fate(hinted.inside, Fate.FAILED, "the request was not answered")

@@ -122,6 +122,28 @@ async def test_a_conversation_that_its_client_ends_is_demoted_where_a_driver_can
         assert reply.status == 404
 
 
+async def test_a_tenant_can_end_its_own_conversations_only(server, gateway_before):
+    from aiohttp import web
+
+    from gateway.admission.keys import hashed, new_key
+
+    server.answer = lambda request, _body: web.json_response(
+        {"choices": [{"message": {"role": "assistant", "content": "yes"}}]} if "chat" in request.path else {"data": []}
+    )
+    keys = {name: new_key() for name in ("shop", "spy")}
+    tenants = "".join(f'  {name}: {{keys: ["{hashed(key)}"]}}\n' for name, key in keys.items())
+    scene = await gateway_before([server.url], top=f"tenants:\n{tenants}")
+    shop, spy = ({"authorization": f"Bearer {key}"} for key in keys.values())
+    await scene.chat(LONG, headers={**shop, "x-session-id": "talk"})
+    url = f"{scene.url}/v1/warmroute/sessions/talk/end"
+    async with scene.http.post(url) as reply:
+        assert reply.status == 401
+    async with scene.http.post(url, headers=spy) as reply:
+        assert (await reply.json())["hints"] == 0
+    async with scene.http.post(url, headers=shop) as reply:
+        assert (await reply.json())["hints"] == 1
+
+
 async def test_the_last_request_of_a_conversation_carries_that_it_is_the_last(server, gateway_before):
     from aiohttp import web
 
