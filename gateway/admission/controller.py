@@ -42,7 +42,8 @@ class Admissions:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._all: dict[str, Gate] = {}
-        self._timers: dict[Gate, asyncio.TimerHandle] = {}
+        # With their times: what is due already uvloop makes a handle without one.
+        self._timers: dict[Gate, tuple[float, asyncio.TimerHandle]] = {}
         self._traces: OrderedDict[tuple[str, str], TraceParent] = OrderedDict()
         self.gates: Mapping[str, Gate] = {}
         self.stages = Stages({})
@@ -105,7 +106,7 @@ class Admissions:
 
     def stop(self) -> None:
         """End the timers."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
@@ -117,10 +118,10 @@ class Admissions:
             return
         when = self._loop.time() + wake - now
         if timer is not None:
-            if timer.when() <= when:
+            if timer[0] <= when:
                 return
-            timer.cancel()
-        self._timers[gate] = self._loop.call_at(when, self._look, gate)
+            timer[1].cancel()
+        self._timers[gate] = when, self._loop.call_at(when, self._look, gate)
 
     def _look(self, gate: Gate) -> None:
         del self._timers[gate]

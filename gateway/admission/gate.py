@@ -112,7 +112,7 @@ class Gate:
 
     def wait(self, ticket: Ticket, now: float, caution: float = 1.0) -> float:
         """Predicted seconds in the line of a request that comes now; those ahead of it count `caution` times."""
-        rate = self._speed(ticket.pool).rate(now, self.room.turnover(ticket.pool))
+        rate = self._rate(ticket.pool, now)
         return (self.line.ahead(ticket) * caution + 1) / rate if rate > 0 else 0.0
 
     def arrive(self, ticket: Ticket, now: float) -> None:
@@ -123,9 +123,12 @@ class Gate:
         """
         if ticket.tenant:
             self.room.shares.seen(ticket.tenant, ticket.weight, now)
-        if not self.line.tickets or (ticket.session, ticket.name) in self.reservations:
+        line = self.line
+        if not line.tickets and (line.max_requests or self.room.fits(ticket.stage, ticket.tenant, ticket.pool, now)):
             return
-        if not self.line.accepts(ticket):
+        if (ticket.session, ticket.name) in self.reservations:
+            return
+        if not line.accepts(ticket):
             raise self._full(ticket, now)
         self._check_line(ticket, now)
 
@@ -214,8 +217,12 @@ class Gate:
                 self.line.charge(ticket.tenant, ticket.weight, output_tokens)
             if ticket.sent and completed and (ticket.stage is not None or ticket.deadline < inf):
                 self._learn(ticket, now - ticket.sent, first_byte - ticket.sent if first_byte else None)
-        elif not self.line.remove(ticket):
+        elif ticket.state is State.GRANTED:
             self._ungrant(ticket)
+        else:  # it had nothing that another could have now; in a flood there are many of these
+            self.line.remove(ticket)
+            ticket.state = State.ENDED
+            return
         ticket.state = State.ENDED
         self.opened(now)
 
@@ -314,9 +321,10 @@ class Gate:
     def _check_line(self, ticket: Ticket, now: float) -> None:
         """Refuse what the line makes late. One whose stage has nothing running is let through: there is nobody to learn from."""
         if ticket.deadline < inf and self.room.running.get(ticket.name):
-            wait = self.wait(ticket, now)
+            rate, ahead = self._rate(ticket.pool, now), self.line.ahead(ticket)
             over = self._estimate(ticket).needs(None, _kind(ticket)) - (ticket.deadline - now)
-            if self.wait(ticket, now, _CAUTION) + over > 0:
+            wait, cautious = ((ahead + 1) / rate, (ahead * _CAUTION + 1) / rate) if rate > 0 else (0.0, 0.0)
+            if cautious + over > 0:
                 raise self._refuse("deadline_unreachable", wait + over)
 
     def _in_time(
@@ -337,6 +345,10 @@ class Gate:
         if kept or not self.room.running.get(ticket.name):
             return kept or roomy
         raise self._refuse("deadline_missed" if ticket.sequence else "deadline_unreachable", min(needs) - slack)
+
+    def _rate(self, pool: str, now: float) -> float:
+        """Requests per second that leave the line to a pool."""
+        return self._speed(pool).rate(now, self.room.turnover(pool))
 
     def _estimate(self, ticket: Ticket) -> Estimate:
         found = ticket.estimate

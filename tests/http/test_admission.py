@@ -267,3 +267,19 @@ async def test_many_clients_of_all_kinds_leave_nothing_behind(start, http):
     gate = bench.gateway.proxy.admissions.gates["m"]
     assert not any(gate.room.granted.values())
     assert not any(gate.room.running.values())
+
+
+async def test_a_look_that_is_due_already_when_the_next_request_comes_to_wait_fails_nobody(start, http, monkeypatch):
+    """As after a stop of the loop. Of what is due uvloop makes handles that have no time."""
+    bench = await one_slot(start)
+    first = await asks(bench, http)
+    worker, _ = await bench.worker.receives()
+    gate = bench.gateway.proxy.admissions.gates["m"]
+    with monkeypatch.context() as late:
+        late.setattr(type(gate), "wake", lambda _gate, now: now - 1.0)
+        clients = [await asks(bench, http) for _ in range(3)]
+        await http.until(lambda: waiting(bench) == 3)
+    for client in (first, *clients):
+        assert (await finishes(worker, client, http)).status == 200
+        if client is not clients[-1]:
+            worker, _ = await bench.worker.receives()
