@@ -148,6 +148,7 @@ class Race:
             if other is entrant or task.done():
                 continue
             other.lost = True
+            other.lease.release()
             if other.exchange is not None:
                 other.exchange.overtaken()
             else:
@@ -195,6 +196,11 @@ class Contender(Exchange):
         self._finish()
 
     def _answers(self, connection: "UpstreamConnection") -> bool:
+        if self.client.transport is None:
+            # The client is gone, and only the exchange that it knows was told; the handler will hear of it in this turn of the loop.
+            self.entrant.lost = True
+            self.gives_up(connection)
+            return False
         if connection.status < 400:
             self.entrant.race.wins(self.entrant)
             return super().begin(connection)
@@ -298,7 +304,7 @@ class Hedging:
             journey: the request.
             request: what its policy is told.
             fleet: who serves it.
-            lease: of the first attempt; released by the caller, unless that attempt is overtaken.
+            lease: of the first attempt; released by the caller, unless that attempt ends before the others.
             decide: asks the policy for another worker.
             candidates: those of the first decision.
 
@@ -410,17 +416,19 @@ class Hedging:
             return error, False
         finally:
             entrant.race.running.discard(entrant)
-            if entrant.hedge or entrant.lost:
+            again = journey.hinted is not None and journey.hinted.refused  # the same worker will be asked without hints
+            if entrant.hedge or entrant.lost or (entrant.race.running and not again):
                 entrant.lease.release(monotonic())
 
     async def _end(self, race: Race) -> None:
         """End what still runs, whatever the reason, and wait for its end."""
         for task in race.tasks:
             task.cancel()
+        # Before anything is awaited: this may be interrupted, and a task that is cancelled before its first step releases nothing.
+        for entrant in race.entrants[1:]:
+            entrant.lease.release()
         if race.tasks:
             await asyncio.gather(*race.tasks, return_exceptions=True)
-        for entrant in race.entrants[1:]:
-            entrant.lease.release()  # of a task that was cancelled before its first step
 
 
 def _has_room(journey: "Journey", candidate: "Candidate", now: float) -> bool:
