@@ -82,6 +82,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     time.add_argument("--block-size", type=_count, metavar="N", help="tokens per block (default: the profile's)")
     time.add_argument("--slots", type=_count, metavar="N", help="requests in the batch (default: the profile's)")
 
+    time.add_argument("--l1-blocks", type=_bytes, metavar="N", help="blocks in CPU memory (default: the profile's)")
+    time.add_argument("--l2-blocks", type=_bytes, metavar="N", help="blocks in shared storage (default: the profile's)")
+
+    hints = parser.add_argument_group("hints")
+    hints.add_argument("--kv-hints", action="store_true", help="requests may carry kv_hints, and they have an effect")
+    hints.add_argument(
+        "--lmcache-port", type=_bytes, metavar="PORT", help="serve an LMCache multiprocess server here (0: a free port)"
+    )
+    hints.add_argument(
+        "--lmcache-coordinator-port", type=_bytes, metavar="PORT", help="the same for an LMCache coordinator"
+    )
+    hints.add_argument(
+        "--lmcache-chunk", type=_count, default=256, metavar="N", help="tokens in LMCache's chunks (default: 256)"
+    )
+
     events = parser.add_argument_group("KV events")
     events.add_argument("--kv-events", metavar="ADDRESS", help="publish here, e.g. 'tcp://*:5557' (default: no events)")
     events.add_argument(
@@ -186,6 +201,12 @@ def _options(arguments: argparse.Namespace) -> "WorkerOptions":
         kv_blocks=arguments.kv_blocks,
         block_size=arguments.block_size,
         slots=arguments.slots,
+        l1_blocks=arguments.l1_blocks,
+        l2_blocks=arguments.l2_blocks,
+        kv_hints=arguments.kv_hints,
+        lmcache_port=arguments.lmcache_port,
+        lmcache_coordinator_port=arguments.lmcache_coordinator_port,
+        lmcache_chunk=arguments.lmcache_chunk,
         api_key=arguments.api_key,
         request_id_headers=arguments.enable_request_id_headers,
         tokenizer=arguments.tokenizer or DATA,
@@ -220,6 +241,9 @@ async def _serve(options: "WorkerOptions") -> int:
     print(f"{worker.profile.name} worker on {worker.url}, model {options.served_names[0]}", flush=True)
     if worker.publisher is not None:
         print(f"KV events on {worker.publisher.endpoint}, topic {worker.publisher.topic}", flush=True)
+    for name, server in (("server", worker.lmcache), ("coordinator", worker.lmcache_coordinator)):
+        if server is not None:
+            print(f"LMCache {name} on {server.url}", flush=True)
     await stop.wait()
     await worker.stop()
     return 0

@@ -266,6 +266,11 @@ class Tier:
             if keys[index] in parents:
                 parents.move_to_end(keys[index])
 
+    def discard(self, keys: Iterable[BlockKey]) -> list[Link]:
+        """Forget these, but for pinned ones. Returns what was here."""
+        parents = self._parents
+        return [(key, parents.pop(key)) for key in keys if key in parents and key not in self.pinned]
+
     def clear(self) -> tuple[BlockKey, ...]:
         """Forget everything, pins too. Returns what was here."""
         keys = tuple(self._parents)

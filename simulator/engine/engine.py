@@ -229,6 +229,10 @@ class Engine:
         self._catch_up(now)
         return self.pins.unpin(keys, start, stop, tier)
 
+    def drop(self, keys: Sequence[BlockKey], tier: TierName, now: float) -> int:
+        """Let go of these blocks in l1 or l2, but for those that are pinned. Returns how many went."""
+        return self.memory.drop(keys, tier, self._catch_up(now))
+
     def _check(self, request: EngineRequest) -> None:
         profile = self.profile
         tokens = request.prompt_tokens + request.output_tokens

@@ -153,6 +153,12 @@ class KvMemory:
             self._outputs.append(Removed(time, keys, "l1"))
         return True
 
+    def drop(self, keys: Sequence[BlockKey], tier: TierName, time: float) -> int:
+        """Let go of blocks in a tier, those that are pinned excepted. Returns how many went."""
+        gone = (self.l1 if tier == "l1" else self.l2).discard(keys)
+        self._forget(gone, tier, time)
+        return len(gone)
+
     def arrive_on_device(self, keys: Sequence[BlockKey], first: int, stop: int, time: float) -> int:
         """Cache ``keys[first:stop]``, which have come from elsewhere, as if a request had used the chain up to there.
 

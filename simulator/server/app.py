@@ -54,6 +54,7 @@ def build_app(worker: "SimulatedWorker") -> web.Application:
         ("/metrics", routes.metrics),
         ("/kv_event_sources", routes.kv_event_sources),
         ("/server_info", routes.server_info),
+        ("/openapi.json", routes.openapi),
         ("/simulator/state", routes.state),
     ):
         app.router.add_get(path, get, allow_head=False)
@@ -184,6 +185,10 @@ class _Routes:
     async def server_info(self, _: web.Request) -> web.Response:
         """The configuration, as far as a simulated worker has one."""
         return service.json_response(utilities.server_info(self._worker))
+
+    async def openapi(self, _: web.Request) -> web.Response:
+        """Which routes there are, and of requests those fields that gateways look for."""
+        return service.json_response(utilities.openapi(self._worker, API))
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
         """Forget the cached blocks."""

@@ -30,7 +30,7 @@ class WorkerOptions:
         topic: default: vLLM's convention, ``kv@HOST:PORT@MODEL``.
         speed: seconds that pass in the worker in one real second.
         warm_up: seconds (the worker's) from start to ready, in which it answers 503 everywhere.
-        max_model_len, kv_blocks, block_size, slots: instead of the profile's, where given.
+        max_model_len, kv_blocks, block_size, slots, l1_blocks, l2_blocks: instead of the profile's, where given.
         api_key: what ``/v1`` asks for.
         request_id_headers: send X-Request-Id back (``--enable-request-id-headers``).
         prompt_tokens_details: `usage` tells cached tokens (``--enable-prompt-tokens-details``).
@@ -38,6 +38,10 @@ class WorkerOptions:
         faults: what goes wrong from the start.
         seed: of everything random, which is only faults and ids.
         version: vLLM's version to name.
+        kv_hints: requests may carry ``kv_hints``, and ``/openapi.json`` says so.
+        lmcache_port: of an LMCache multiprocess server beside it; 0: a free one; None: there is none.
+        lmcache_coordinator_port: the same, of an LMCache coordinator, which implies the server.
+        lmcache_chunk: tokens in each of LMCache's chunks, whole blocks.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +61,8 @@ class WorkerOptions:
     kv_blocks: int | None = None
     block_size: int | None = None
     slots: int | None = None
+    l1_blocks: int | None = None
+    l2_blocks: int | None = None
     api_key: str | None = field(default=None, repr=False)
     request_id_headers: bool = False
     prompt_tokens_details: bool = True
@@ -64,6 +70,10 @@ class WorkerOptions:
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     version: str = "0.32.0"
+    kv_hints: bool = False
+    lmcache_port: int | None = None
+    lmcache_coordinator_port: int | None = None
+    lmcache_chunk: int = 256
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -79,7 +89,7 @@ class WorkerOptions:
         profile = self.profile if isinstance(self.profile, Profile) else profile_named(self.profile)
         given = {
             name: value
-            for name in ("max_model_len", "kv_blocks", "block_size", "slots")
+            for name in ("max_model_len", "kv_blocks", "block_size", "slots", "l1_blocks", "l2_blocks")
             if (value := getattr(self, name)) is not None
         }
         if self.block_size and profile.segment_size and profile.segment_size % self.block_size:

@@ -32,6 +32,7 @@ class Parameters:
         priority: lower is earlier.
         request_id: base of the answer's id.
         echo: completions: the prompt before the answer.
+        kv_hints, kv_transfer_params: as they came, see `simulator.server.hints`.
     """
 
     model: str | None = None
@@ -50,6 +51,8 @@ class Parameters:
     priority: int = 0
     request_id: str | None = None
     echo: bool = False
+    kv_hints: Any = None
+    kv_transfer_params: Any = None
 
 
 def decode_body(raw: bytes, content_type: str) -> Body:
@@ -228,6 +231,8 @@ def parse(body: Body, headers: Mapping[str, str], limit: int) -> Parameters:
         priority=_priority(body, headers),
         request_id=headers.get("X-Request-Id") or body.get("request_id"),
         echo=_truth(body.get("echo")),
+        kv_hints=body.get("kv_hints"),
+        kv_transfer_params=body.get("kv_transfer_params"),
     )
 
 

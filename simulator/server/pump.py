@@ -5,12 +5,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from simulator.engine import Cleared, Engine, EngineRequest, Finished, FirstToken, Removed, Stored, TokenOut
+from simulator.engine import Cleared, Engine, EngineRequest, Finished, FirstToken, Removed, Stored, TierName, TokenOut
 from simulator.server.clock import Clock
+from simulator.server.hints import Wishes
 from simulator.server.writing import Answer
 
 TIMER = 0.001
 """Resolution of the timer in real seconds (uvloop's): waits are rounded up to it, so that the loop never spins."""
+
+NO_WISHES = Wishes()
 
 CacheChange = Stored | Removed | Cleared
 
@@ -120,7 +123,7 @@ class Pump:
         """How many choices are in the engine."""
         return len(self._choices)
 
-    def submit(self, choice: Choice, priority: int) -> None:
+    def submit(self, choice: Choice, priority: int, wishes: Wishes = NO_WISHES) -> None:
         """Start one choice now."""
         now = self._clock.now()
         choice.submitted = now
@@ -135,6 +138,9 @@ class Pump:
                 priority=priority,
                 lora=lora[1] if lora else None,
                 finish_reason=choice.answer.finish_reason,
+                retention=[part._replace(until=now + part.until) for part in wishes.retention],
+                offload_tokens=wishes.offload_tokens,
+                load_tiers=wishes.load_tiers,
             ),
             now,
         )
@@ -151,6 +157,27 @@ class Pump:
         if aborted:
             self.schedule()
         return aborted
+
+    def prefetch(
+        self,
+        keys: Sequence[bytes],
+        start: int,
+        stop: int,
+        source: TierName,
+        target: TierName,
+        *,
+        peer: tuple[str, Engine] | None = None,
+    ) -> float | None:
+        """As `Engine.prefetch`, now."""
+        seconds = self._engine.prefetch(keys, start, stop, source, target, self._clock.now(), peer=peer)
+        self.advance()
+        return seconds
+
+    def drop(self, keys: Sequence[bytes], tier: TierName) -> int:
+        """Let go of blocks in a tier below the device; those that are pinned stay. Returns how many went."""
+        dropped = self._engine.drop(keys, tier, self._clock.now())
+        self.advance()
+        return dropped
 
     def reset_prefix_cache(self) -> bool:
         """Forget every block that no running request uses; tells whether that worked."""

@@ -1,6 +1,7 @@
 """The small endpoints: model cards, tokens, embeddings, and where KV events come from."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -174,3 +175,17 @@ def _vector(ids: Any) -> list[float]:
     values = [byte - 127.5 for byte in digest]
     length = sum(value * value for value in values) ** 0.5
     return [round(value / length, 6) for value in values]
+
+
+def openapi(worker: "SimulatedWorker", routes: Iterable[str]) -> Json:
+    """FastAPI's description of the server, as far as it tells what requests may carry."""
+    fields: Json = {"kv_transfer_params": {"anyOf": [{"type": "object"}, {"type": "null"}]}}
+    if worker.options.kv_hints:
+        fields["kv_hints"] = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+    request = {"type": "object", "properties": fields}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "FastAPI", "version": "0.1.0"},
+        "paths": {path: {"post": {"responses": {"200": {"description": "Successful Response"}}}} for path in routes},
+        "components": {"schemas": {"ChatCompletionRequest": request, "CompletionRequest": request}},
+    }

@@ -15,10 +15,14 @@ from simulator.server.clock import Clock
 from simulator.server.events import Event, EventPublisher, cleared_event, removed_event, stored_event
 from simulator.server.faults import Faults
 from simulator.server.hashing import BlockHasher, extra_keys, wire_hash
+from simulator.server.hints import Fetch, read_hints
+from simulator.server.lmcache import LMCacheServer
+from simulator.server.lmcache_coordinator import LMCacheCoordinator
 from simulator.server.metrics import Metrics
 from simulator.server.options import WorkerOptions
 from simulator.server.parameters import Parameters
 from simulator.server.pump import CacheChange, Choice, Generation, Observer, Pump
+from simulator.server.shared import SharedMemory
 from simulator.server.writing import Answer, expected_output
 from simulator.tokenizer import WorkerTokenizer
 
@@ -29,7 +33,7 @@ SHUTDOWN = 0.1
 BACKLOG = 2048
 
 
-class _BlockOrigin:
+class BlockOrigin:
     """Where a block's tokens are, for events about blocks whose request is gone; and the tiers that hold it."""
 
     __slots__ = ("choice_ids", "index", "keys", "lora", "parent", "tiers")
@@ -42,7 +46,7 @@ class _BlockOrigin:
         self.parent = parent
         self.keys = keys
         self.lora = lora
-        self.tiers: set[str] = set()
+        self.tiers: set[tuple[int, str]] = set()
 
 
 class SimulatedWorker(Observer):
@@ -55,14 +59,23 @@ class SimulatedWorker(Observer):
         profile: with the options' own numbers.
         tokenizer: its tokenizer.
         engine, clock, metrics, publisher (None without KV events), faults: its parts, for tests to look at.
+        shared: what it has in common with others.
+        lmcache, lmcache_coordinator: LMCache's servers beside it; None: there are none.
     """
 
-    def __init__(self, options: WorkerOptions | None = None, *, tokenizer: WorkerTokenizer | None = None) -> None:
+    def __init__(
+        self,
+        options: WorkerOptions | None = None,
+        *,
+        tokenizer: WorkerTokenizer | None = None,
+        shared: SharedMemory | None = None,
+    ) -> None:
         """A worker that is not started yet.
 
         Args:
             options: default: all defaults.
             tokenizer: one to share between workers, instead of the options' folder.
+            shared: what it has in common with other workers of this process; its l2 takes the place of one of its own.
 
         Raises:
             ValueError: the profile or the tokenizer is wrong.
@@ -73,13 +86,16 @@ class SimulatedWorker(Observer):
         self.tokenizer = tokenizer or WorkerTokenizer(self.options.tokenizer)
         self.faults: Faults = self.options.faults
         self.metrics = Metrics()
-        self.engine = Engine(self.profile, seed=self.options.seed)
+        self.shared = shared or SharedMemory(self.profile.l2_blocks)
+        self.engine = Engine(self.profile, seed=self.options.seed, l2=self.shared.l2)
         self.hasher = BlockHasher(self.profile.block_size, self.tokenizer.vocabulary_size)
         self.publisher: EventPublisher | None = None
         self.requests = 0
         """HTTP requests in flight."""
-        self._origins: dict[bytes, _BlockOrigin] = {}
-        self._tiers = bool(self.profile.l1_blocks or self.profile.l2_blocks)
+        self.lmcache: LMCacheServer | None = None
+        self.lmcache_coordinator: LMCacheCoordinator | None = None
+        self._origins = self.shared.origins
+        self._tiers = bool(self.profile.l1_blocks or self.shared.l2.capacity)
         self._submitted = 0
         self._random = random.Random(self.options.seed)
         self.fingerprint = f"vllm-{self.options.version}-{self._random.getrandbits(32):08x}"
@@ -152,6 +168,8 @@ class SimulatedWorker(Observer):
                     seed=self.options.seed,
                 )
                 await self.publisher.start()
+            self.shared.workers[self.url.partition("://")[2]] = self
+            await self._start_lmcache()
             await self._apply_faults()
         except BaseException:
             await self.stop()
@@ -159,6 +177,10 @@ class SimulatedWorker(Observer):
 
     async def stop(self) -> None:
         """Stop listening, cancel what is in flight, close everything. May be called twice."""
+        self.shared.workers.pop(self.url.partition("://")[2], None)
+        for server in (self.lmcache_coordinator, self.lmcache):
+            if server is not None:
+                await server.stop()
         if self._pump is not None:
             self._pump.stop()
         if self._runner is not None:
@@ -216,8 +238,18 @@ class SimulatedWorker(Observer):
     def generate(
         self, prompt_ids: Sequence[int], answers: Sequence[Answer], parameters: Parameters, generation: Generation
     ) -> None:
-        """Send a prompt with its choices' answers to the engine, as a part of `generation`."""
+        """Send a prompt with its choices' answers to the engine, as a part of `generation`.
+
+        Raises:
+            ValueError: the engine could never run it, or what it says about caches is of the wrong shape.
+        """
         salt, lora = generation.salt, generation.lora
+        wishes = read_hints(
+            parameters.kv_hints if self.options.kv_hints else None,
+            parameters.kv_transfer_params,
+            prompt_tokens=len(prompt_ids),
+            block_size=self.profile.block_size,
+        )
         for answer in answers:
             ids = [*prompt_ids, *answer.ids]
             self._submitted += 1
@@ -232,9 +264,37 @@ class SimulatedWorker(Observer):
             )
             generation.choices.append(choice)
             generation.open += 1
-            self.pump.submit(choice, parameters.priority)
+            if self.lmcache is not None and lora is None:
+                self.lmcache.names.note(ids, choice.digests, salt)
+            for fetch in wishes.fetches:
+                self._fetch(choice, fetch)
+            self.pump.submit(choice, parameters.priority, wishes)
         if parameters.max_tokens is not None:
             self.metrics.request_max_tokens.observe(parameters.max_tokens)
+
+    def _fetch(self, choice: Choice, fetch: Fetch) -> None:
+        """Begin to take what a peer holds of a prompt."""
+        peer = self.shared.workers.get(fetch.source)
+        if peer is None or peer is self:
+            return
+        wanted = set(fetch.hashes)
+        stop = next(
+            (at for at, digest in enumerate(choice.digests) if wire_hash(digest) not in wanted), len(choice.digests)
+        )
+        self.pump.prefetch(choice.digests, 0, stop, "l1", "device", peer=(fetch.source, peer.engine))
+
+    async def _start_lmcache(self) -> None:
+        """Start the servers beside it that were asked for."""
+        options = self.options
+        if options.lmcache_port is not None or options.lmcache_coordinator_port is not None:
+            self.lmcache = LMCacheServer(self, options.lmcache_port or 0, options.lmcache_chunk)
+            await self.lmcache.start()
+        if options.lmcache_coordinator_port is not None:
+            assert self.lmcache is not None
+            self.lmcache_coordinator = LMCacheCoordinator(
+                [self.lmcache], options.host, options.lmcache_coordinator_port
+            )
+            await self.lmcache_coordinator.start()
 
     def abort(self, generation: Generation) -> None:
         """Nobody waits for `generation` any more."""
@@ -297,8 +357,8 @@ class SimulatedWorker(Observer):
                 before = change.parent if isinstance(change.parent, bytes) else None
                 for at, digest in enumerate(digests):
                     if digest not in self._origins:
-                        self._origins[digest] = _BlockOrigin(choice.ids, start + at, before, keys[at], lora)
-                    self._origins[digest].tiers.add(change.tier)
+                        self._origins[digest] = BlockOrigin(choice.ids, start + at, before, keys[at], lora)
+                    self._origins[digest].tiers.add(self._place(change.tier))
                     before = digest
             ids = list(choice.ids[start * size : (start + len(digests)) * size])
             return stored_event(hashes, parent, ids, size, change.tier, keys, lora)
@@ -307,17 +367,21 @@ class SimulatedWorker(Observer):
         if len(known) < len(digests):
             return None
         for origin in known:
-            origin.tiers.add(change.tier)
+            origin.tiers.add(self._place(change.tier))
         ids = [
             token for origin in known for token in origin.choice_ids[origin.index * size : (origin.index + 1) * size]
         ]
         return stored_event(hashes, parent, ids, size, change.tier, [origin.keys for origin in known], known[0].lora)
 
+    def _place(self, tier: str) -> tuple[int, str]:
+        """A tier as one of all that share origins: the l2 is everybody's."""
+        return (0 if tier == "l2" else id(self)), tier
+
     def _leave(self, digest: bytes, tier: str, left: list[bytes]) -> None:
         """Note that a tier does not hold a block any more, and in `left` that perhaps none does."""
         origin = self._origins.get(digest)
         if origin is not None:
-            origin.tiers.discard(tier)
+            origin.tiers.discard(self._place(tier))
             left.append(digest)
 
     async def _listen(self) -> None:
