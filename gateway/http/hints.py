@@ -1,6 +1,7 @@
 """What residency has to do with a request: what is wished for it, what it carries, and what its end says.
 
-Nothing here is called for fleets without residency.
+Nothing here is called for fleets without residency, and nothing here may fail a request: whatever goes wrong in a rule or a driver is
+logged and counted (`FleetResidency.failed`), and the request goes on without hints.
 """
 
 from functools import partial
@@ -67,30 +68,36 @@ def waits(
     candidates: "Sequence[Candidate]",
 ) -> None:
     """A request has to wait for its turn: what it will need may be fetched where it will probably go. Once per request."""
-    hinted = _hinted(journey, live)
-    if hinted is None or hinted.waited:
-        return
-    hinted.waited = True
-    probable = _probable(policy, request, candidates)
-    if probable is None:
-        return
-    hints = live.core.waiting(hinted.asked, probable.worker, probable.match)
-    if hints:
-        hinted.notes += live.say(hints)[1]
+    try:
+        hinted = _hinted(journey, live)
+        if hinted is None or hinted.waited:
+            return
+        hinted.waited = True
+        probable = _probable(policy, request, candidates)
+        if probable is None:
+            return
+        hints = live.core.waiting(hinted.asked, probable.worker, probable.match)
+        if hints:
+            hinted.notes += live.say(hints)[1]
+    except Exception:  # noqa: BLE001 - see the module
+        live.failed()
 
 
 def sent(journey: "Journey", live: "FleetResidency", worker: "Worker", match: "Match", now: float) -> None:
     """It was decided where an attempt goes, and its body is not made yet."""
-    hinted = _hinted(journey, live)
-    if hinted is None:
-        return
-    asked = hinted.asked
-    asked.now = now
-    hinted.inside = []
-    hints = live.core.sent(asked, worker, match)
-    if hints:
-        hinted.inside, notes = live.say(hints, asked.subject, worker.id)
-        hinted.notes += notes
+    try:
+        hinted = _hinted(journey, live)
+        if hinted is None:
+            return
+        asked = hinted.asked
+        asked.now = now
+        hinted.inside = []
+        hints = live.core.sent(asked, worker, match)
+        if hints:
+            hinted.inside, notes = live.say(hints, asked.subject, worker.id)
+            hinted.notes += notes
+    except Exception:  # noqa: BLE001 - see the module
+        live.failed()
 
 
 def with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tuple[bytes, Mapping[str, Any]]":
@@ -104,6 +111,15 @@ def with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tup
     Returns:
         The body, and what it would now be parsed to.
     """
+    try:
+        return _with_hints(body, parsed, hinted)
+    except Exception:  # noqa: BLE001 - see the module
+        hinted.inside = []
+        hinted.live.failed()
+        return body, parsed
+
+
+def _with_hints(body: bytes, parsed: "Mapping[str, Any]", hinted: Hinted) -> "tuple[bytes, Mapping[str, Any]]":
     for speaker, hints in _by_speaker(hinted.inside):
         said = False
         for name, value in speaker.driver.fields(hints, parsed).items():
@@ -145,6 +161,13 @@ def strip(hinted: Hinted) -> None:
 
 def attempted(journey: "Journey", hinted: Hinted) -> None:
     """An attempt is over, in whichever way: what it carried was taken, or went nowhere."""
+    try:
+        _attempted(journey, hinted)
+    except Exception:  # noqa: BLE001 - see the module
+        hinted.live.failed()
+
+
+def _attempted(journey: "Journey", hinted: Hinted) -> None:
     if hinted.suspects:
         if _OK <= journey.status < 400:
             hinted.live.refused(hinted.suspects, "the request was refused with hints and taken without")
@@ -169,11 +192,14 @@ def ended(journey: "Journey", hinted: Hinted) -> None:
     usage, live = journey.usage, hinted.live
     cached = usage.cached_tokens if usage is not None else None
     output = usage.completion_tokens if usage is not None else 0
-    hints = live.core.answered(
-        hinted.asked, journey.worker.id, journey.match if cached is None else cached, output, journey.end
-    )
-    if hints:
-        hinted.notes += live.say(hints)[1]
+    try:
+        hints = live.core.answered(
+            hinted.asked, journey.worker.id, journey.match if cached is None else cached, output, journey.end
+        )
+        if hints:
+            hinted.notes += live.say(hints)[1]
+    except Exception:  # noqa: BLE001 - see the module
+        live.failed()
 
 
 def _hinted(journey: "Journey", live: "FleetResidency") -> Hinted | None:

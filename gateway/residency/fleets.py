@@ -139,7 +139,8 @@ class Residencies:
         asked = [self.prober.workers[worker].asked for worker in live.workers if worker in self.prober.workers]
         if live.silent and all(asked):
             return ["residency is on, but none of its workers understands hints: nothing is wished"]
-        return list(live.core.ledger.throttled())
+        failed = [f"residency has failed {live.faults} times; the log says how"] if live.faults else []
+        return [*live.core.ledger.throttled(), *failed]
 
     def readings(self) -> Iterator[ResidencyReading]:
         """For the metrics."""
@@ -185,15 +186,22 @@ class Residencies:
             now = self._clock()
             soonest = now + TICK
             for live in self.fleets.values():
-                if live.core.wants_events:
-                    self._confirm(live, now)
-                    soonest = now
-                live.say(live.core.tick(now))
-                for text in live.core.ledger.news:
-                    _log.warning("residency", model=live.name, detail=text)
-                live.core.ledger.news.clear()
-                soonest = min(soonest, live.core.next_tick)
+                try:
+                    self._look_at(live, now)
+                except Exception:  # noqa: BLE001 - the others' time goes on
+                    live.failed()
+                soonest = min(soonest, now if live.core.wants_events else live.core.next_tick)
             await asyncio.sleep(max(SOONEST, soonest - self._clock()))
+
+    def _look_at(self, live: FleetResidency, now: float) -> None:
+        """What time alone has brought."""
+        core = live.core
+        if core.wants_events:
+            self._confirm(live, now)
+        live.say(core.tick(now))
+        for text in core.ledger.news:
+            _log.warning("residency", model=live.name, detail=text)
+        core.ledger.news.clear()
 
     def _confirm(self, live: FleetResidency, now: float) -> None:
         """Look in the map for what was to be fetched: what a worker's events have put there was done."""

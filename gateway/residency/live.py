@@ -30,6 +30,8 @@ _log = structlog.get_logger(__name__)
 INSIDE: Final = "inside"
 BESIDE: Final = "beside"
 NOBODY: Final = "nobody"
+FAULT_EVERY: Final = 60.0
+"""Seconds between two log lines about mistakes in the code."""
 
 
 class Note(msgspec.Struct, frozen=True, gc=False):
@@ -79,9 +81,10 @@ class FleetResidency:
         core: what to wish.
         workers: the fleet's, by id.
         silent: none of them understands any hint, so nothing is wished, at no cost.
+        faults: times that a rule or a driver has failed: mistakes in the code.
     """
 
-    __slots__ = ("_clock", "_delivery", "_prober", "core", "name", "silent", "workers")
+    __slots__ = ("_clock", "_delivery", "_prober", "_told", "core", "faults", "name", "silent", "workers")
 
     def __init__(
         self, name: str, core: "Residency", prober: "Prober", delivery: "Delivery", clock: Callable[[], float]
@@ -90,9 +93,19 @@ class FleetResidency:
         self.core = core
         self.workers: Mapping[str, Worker] = {}
         self.silent = True
+        self.faults = 0
+        self._told = float("-inf")
         self._prober = prober
         self._delivery = delivery
         self._clock = clock
+
+    def failed(self) -> None:
+        """In an ``except``: count the exception, and log it if none was lately."""
+        self.faults += 1
+        now = self._clock()
+        if now - self._told >= FAULT_EVERY:
+            self._told = now
+            _log.exception("residency failed; requests go on without hints", model=self.name, faults=self.faults)
 
     def listen(self) -> None:
         """Find out whether anybody understands anything; to be called when that may have changed."""
@@ -153,19 +166,30 @@ class FleetResidency:
 
     def ended(self, session: str) -> int:
         """A session is over. How many hints that gave."""
-        hints = self.core.session_ended(session, self._clock())
-        self.say(hints)
+        try:
+            hints = self.core.session_ended(session, self._clock())
+            self.say(hints)
+        except Exception:  # noqa: BLE001 - whoever calls has nothing to do with it
+            self.failed()
+            return 0
         return len(hints)
 
     def reserved(self, session: str, stage: "Stage", worker: "Worker") -> None:
         """A slot is kept at `worker` for a conversation's request of `stage`: `gateway.admission.reservations.Warm`."""
-        self.say(self.core.reserved(session, stage.name, worker, self._clock()))
+        try:
+            self.say(self.core.reserved(session, stage.name, worker, self._clock()))
+        except Exception:  # noqa: BLE001 - the gate that calls has better things to do
+            self.failed()
 
     def draining(self, worker: "Worker") -> int:
         """A worker will be gone soon. How many hints that gave."""
         others = [each for each in self.workers.values() if each is not worker and each.routable]
-        hints = self.core.draining(worker, others, self._clock())
-        self.say(hints)
+        try:
+            hints = self.core.draining(worker, others, self._clock())
+            self.say(hints)
+        except Exception:  # noqa: BLE001 - as above
+            self.failed()
+            return 0
         return len(hints)
 
     def document(self) -> dict[str, Any]:
@@ -173,6 +197,7 @@ class FleetResidency:
         return {
             "model": self.name,
             "silent": self.silent,
+            "faults": self.faults,
             **self.core.snapshot(),
             "workers": [
                 probed.document() for worker in self.workers if (probed := self._prober.workers.get(worker)) is not None

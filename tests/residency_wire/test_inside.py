@@ -6,6 +6,10 @@ import json
 import pytest
 from aiohttp import web
 
+from backends.hints.kv_hints import KvHintsDriver
+from gateway.residency.ledger import Ledger
+from gateway.residency.residency import Residency
+
 LONG = "the sea is wide and the ship is small " * 60
 
 
@@ -191,3 +195,26 @@ async def test_cache_control_of_an_anthropic_body_becomes_a_hint(worker, server,
     assert directive["priority"] == 85
     assert directive["duration"] == 3600.0
     assert "client-words" in {hint["rule"] for hint in await scene.hints()}
+
+
+@pytest.mark.parametrize("where", ["sent", "answered", "fields", "ledger"])
+async def test_a_mistake_in_a_rule_or_a_driver_fails_no_request(worker, server, gateway_before, monkeypatch, where):
+    scene = await gateway_before([server.url])
+    live = scene.gateway.proxy.residencies["sim"]
+
+    def broken(*_args, **_fields):
+        raise ZeroDivisionError
+
+    target, name = {
+        "sent": (Residency, "sent"),
+        "answered": (Residency, "answered"),
+        "fields": (KvHintsDriver, "fields"),
+        "ledger": (Ledger, "fate"),
+    }[where]
+    monkeypatch.setattr(target, name, broken)
+    for turn in range(2):
+        status, document, _ = await scene.chat(f"{turn} {LONG}")
+        assert (status, document["choices"][0]["message"]["content"]) == (200, "yes")
+    assert live.faults >= 2
+    assert any("residency has failed" in text for text in await scene.degraded())
+    monkeypatch.undo()
