@@ -83,6 +83,7 @@ class WorkerCapabilities:
         block_size, kv_capacity_tokens, max_model_len: None where they would only be assumed.
         slots: requests that run at once, None where that would only be assumed. On stacks that reserve memory for the
             longest request: min(max_num_seqs, KV capacity / max_model_len). 1 for Medusa on Neuron.
+        prefill: one prompt at a time, or in chunks that share each step with decodes.
         prefill_rate: tokens per second, padding counted: the starting point and floor of what is learned.
         overhead: seconds per prefill, the same.
         tokens_per_step: output tokens per request and decode step.
@@ -103,6 +104,7 @@ class WorkerCapabilities:
     kv_capacity_tokens: int | None
     max_model_len: int | None
     slots: int | None
+    prefill: Literal["exclusive", "chunked"]
     prefill_rate: float
     overhead: float
     tokens_per_step: float
@@ -153,11 +155,6 @@ class WorkerCapabilities:
         """When the worker last told something there; None: never."""
         answer = self.answers.get(path)
         return answer.at if answer is not None else None
-
-    @property
-    def prefill(self) -> Literal["exclusive", "chunked"]:
-        """One prompt at a time, or in chunks that share each step with decodes."""
-        return self.profile.prefill
 
     @property
     def prefill_buckets(self) -> tuple[int, ...]:
@@ -299,6 +296,7 @@ def _resolved(
         kv_capacity_tokens=known("kv_capacity_tokens", values["kv_capacity_tokens"]),
         max_model_len=known("max_model_len", values["max_model_len"]),
         slots=known("slots", profile.effective_slots),
+        prefill=profile.prefill,
         prefill_rate=profile.prefill_rate,
         overhead=profile.overhead,
         tokens_per_step=profile.tokens_per_step,

@@ -40,10 +40,12 @@ class Ttft:
 
         cost_i = (wait_i + slot_i + load_i + prefill_i · (1 + congestion) + hold_back_i) / weight_i
 
-        wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began,
-                     unless its requests may not all fit the KV cache: then the first may not have begun, for want of blocks
+        wait_i       prefill work sent there before and not over yet (`WorkerView.backlog`), less what has passed since it began where
+                     one prompt is computed at a time, unless its requests may not all fit the KV cache: then the first may
+                     not have begun, for want of blocks
         slot_i       where all slots are taken: (in_flight_i - slots_i + 1) · hold_i / slots_i, as far as that exceeds wait_i;
-                     of that `SLOT_SHARE`, at most `SLOT_PROMPTS` whole prefills
+                     of that `SLOT_SHARE`, at most `SLOT_PROMPTS` whole prefills; 0 where prompts share steps and do not all fit
+                     the KV cache: what is short there is blocks
         load_i       time to bring what it holds in l1 and l2 into the device, if computing it would take longer; else it is computed
         prefill_i    overhead_i + padded tokens_i / rate_i
         congestion   congestion_price · share of the candidates that have a prefill to do
@@ -114,7 +116,7 @@ class Ttft:
                 wait = worker.backlog
                 if wait > 0:
                     busy += 1
-                    if since := worker.prefill_since:
+                    if (since := worker.prefill_since) and capabilities.prefill == "exclusive":
                         room = capabilities.kv_capacity_tokens
                         if room is None or worker.in_flight_tokens <= room:
                             passed = now - since
@@ -192,15 +194,27 @@ _NOBODY: Final[Mapping[int, tuple[float, float, float]]] = {}
 def wait_seconds(worker: WorkerView, now: float) -> float:
     """Seconds of prefill sent there before that are not over by `now`, as far as that can be believed."""
     wait = worker.backlog
-    if wait > 0 and worker.prefill_since:
-        room = worker.capabilities.kv_capacity_tokens
-        if room is None or worker.in_flight_tokens <= room:
-            wait -= min(now - worker.prefill_since, worker.head)
+    if (
+        wait > 0
+        and worker.prefill_since
+        and worker.capabilities.prefill == "exclusive"
+        and _fits(worker, worker.capabilities)
+    ):
+        wait -= min(now - worker.prefill_since, worker.head)
     return wait
+
+
+def _fits(worker: WorkerView, capabilities: CapabilitiesView) -> bool:
+    """Whether the prompts that are there fit the KV cache side by side: else some may wait for blocks, and none is known to have begun."""
+    room = capabilities.kv_capacity_tokens
+    return room is None or worker.in_flight_tokens <= room
 
 
 def _slot_share(worker: WorkerView, slots: int, whole: float, wait: float) -> float:
     """What counts of the wait for a slot, where all are taken; `whole` is the seconds that the whole prompt takes there."""
+    capabilities = worker.capabilities
+    if capabilities.prefill == "chunked" and not _fits(worker, capabilities):
+        return 0.0  # it is blocks that are short there, not slots
     return min(SLOT_SHARE * max(0.0, slot_seconds(worker, slots, whole) - wait), SLOT_PROMPTS * whole)
 
 

@@ -34,6 +34,27 @@ def test_a_prefill_that_may_wait_for_blocks_is_not_taken_for_one_under_way(real)
     assert predicted_ttft(PROMPT, tight) == pytest.approx(4.5 + 2.5 + 1.5)
 
 
+def test_what_has_passed_counts_only_where_one_prompt_is_computed_at_a_time(real):
+    shared = real(prefill="chunked")
+    shared.worker.acquire(4000, now=98.0)
+    assert costs(shared, congestion_price=0, occupancy=0) == pytest.approx([4.5 + 1.5])
+    assert predicted_ttft(PROMPT, shared) == pytest.approx(4.5 + 1.5)
+
+
+def test_a_slot_is_not_waited_for_where_blocks_are_what_is_short(real):
+    def full(prefill, capacity):
+        each = real(prefill=prefill, slots=2, kv_capacity_tokens=capacity)
+        for _ in range(2):
+            each.worker.acquire(500, now=90.0).first_byte(91.0)
+        each.worker.hold = 8.0
+        return each
+
+    slot = SLOT_SHARE * 8.0 / 2
+    assert costs(full("chunked", 1000), occupancy=0) == pytest.approx([1.5 + slot])
+    assert costs(full("chunked", 999), occupancy=0) == pytest.approx([1.5])
+    assert costs(full("exclusive", 999), occupancy=0) == pytest.approx([1.5 + slot])
+
+
 def test_congestion_prices_the_own_prefill_by_the_share_of_busy_workers(real):
     busy = real()
     busy.worker.acquire(4000, now=100.0)
@@ -92,7 +113,13 @@ def worlds(draw):
                 st.integers(0, 3000),
                 st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=6),
                 st.sampled_from(
-                    [{}, {"slots": 3}, {"prefill_buckets": (512, 2048), "segment_size": 512, "block_size": 32}]
+                    [
+                        {},
+                        {"slots": 3},
+                        {"prefill": "chunked", "slots": 2, "kv_capacity_tokens": 2000},
+                        {"prefill_rate": 3000.0},
+                        {"prefill_buckets": (512, 2048), "segment_size": 512, "block_size": 32},
+                    ]
                 ),
                 st.sampled_from([1.0, 0.25]),
             ),
