@@ -97,6 +97,27 @@ class Engine:
             removed_blocks=self.memory.removed,
         )
 
+    def check(self, request: EngineRequest) -> None:
+        """See whether it could be submitted.
+
+        Raises:
+            ValueError: see `submit`.
+        """
+        profile = self.profile
+        tokens = request.prompt_tokens + request.output_tokens
+        if request.prompt_tokens < 1 or request.output_tokens < 1:
+            raise ValueError("prompt_tokens and output_tokens must be at least 1")
+        if request.id in self._requests:
+            raise ValueError(f"request id {request.id!r} is in use")
+        if tokens > profile.max_model_len:
+            raise ValueError(f"{tokens} tokens are more than max_model_len, {profile.max_model_len}")
+        if profile.blocks_for(tokens) > profile.kv_blocks:
+            raise ValueError(f"{tokens} tokens are more than the {profile.kv_blocks} blocks hold")
+        if profile.prefix_caching and len(request.blocks) != tokens // profile.block_size:
+            raise ValueError(
+                f"{len(request.blocks)} block keys for {tokens} tokens, not {tokens // profile.block_size}"
+            )
+
     def submit(self, request: EngineRequest, now: float) -> None:
         """Queue a request; it starts at once on an idle worker.
 
@@ -104,7 +125,7 @@ class Engine:
             ValueError: its numbers make no sense, its id is in use, or it could never run here.
         """
         now = self._catch_up(now)
-        self._check(request)
+        self.check(request)
         phase = self._random.randrange(THOUSAND) if self._pace != THOUSAND else 0
         active = ActiveRequest(request, sequence=self._submitted, now=now, pace=self._pace, phase=phase)
         if not self.profile.prefix_caching:
@@ -232,22 +253,6 @@ class Engine:
     def drop(self, keys: Sequence[BlockKey], tier: TierName, now: float) -> int:
         """Let go of these blocks in l1 or l2, but for those that are pinned. Returns how many went."""
         return self.memory.drop(keys, tier, self._catch_up(now))
-
-    def _check(self, request: EngineRequest) -> None:
-        profile = self.profile
-        tokens = request.prompt_tokens + request.output_tokens
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ValueError("prompt_tokens and output_tokens must be at least 1")
-        if request.id in self._requests:
-            raise ValueError(f"request id {request.id!r} is in use")
-        if tokens > profile.max_model_len:
-            raise ValueError(f"{tokens} tokens are more than max_model_len, {profile.max_model_len}")
-        if profile.blocks_for(tokens) > profile.kv_blocks:
-            raise ValueError(f"{tokens} tokens are more than the {profile.kv_blocks} blocks hold")
-        if profile.prefix_caching and len(request.blocks) != tokens // profile.block_size:
-            raise ValueError(
-                f"{len(request.blocks)} block keys for {tokens} tokens, not {tokens // profile.block_size}"
-            )
 
     def _catch_up(self, now: float) -> float:
         """Let everything up to `now` happen; returns `now`, or the latest one if that was later."""

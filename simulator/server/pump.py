@@ -116,6 +116,7 @@ class Pump:
         self._observer = observer
         self._loop = loop
         self._choices: dict[str, Choice] = {}
+        self._delayed: dict[str, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
 
@@ -123,27 +124,41 @@ class Pump:
         """How many choices are in the engine."""
         return len(self._choices)
 
-    def submit(self, choice: Choice, priority: int, wishes: Wishes = NO_WISHES) -> None:
-        """Start one choice now."""
+    def submit(self, choice: Choice, priority: int, wishes: Wishes = NO_WISHES, wait: float = 0.0) -> None:
+        """Start one choice now, or, with what it `wait`s for, in so many of the worker's seconds.
+
+        Raises:
+            ValueError: the engine could never run it.
+        """
         now = self._clock.now()
         choice.submitted = now
-        self._choices[choice.id] = choice
         lora = choice.generation.lora
-        self._engine.submit(
-            EngineRequest(
-                id=choice.id,
-                prompt_tokens=len(choice.prompt_ids),
-                output_tokens=len(choice.answer.ids),
-                blocks=choice.digests,
-                priority=priority,
-                lora=lora[1] if lora else None,
-                finish_reason=choice.answer.finish_reason,
-                retention=[part._replace(until=now + part.until) for part in wishes.retention],
-                offload_tokens=wishes.offload_tokens,
-                load_tiers=wishes.load_tiers,
-            ),
-            now,
+        request = EngineRequest(
+            id=choice.id,
+            prompt_tokens=len(choice.prompt_ids),
+            output_tokens=len(choice.answer.ids),
+            blocks=choice.digests,
+            priority=priority,
+            lora=lora[1] if lora else None,
+            finish_reason=choice.answer.finish_reason,
+            retention=[part._replace(until=now + part.until) for part in wishes.retention],
+            offload_tokens=wishes.offload_tokens,
+            load_tiers=wishes.load_tiers,
         )
+        if wait:
+            self._engine.check(request)
+            self._choices[choice.id] = choice
+            delay = self._clock.real_delay(now + wait)
+            self._delayed[choice.id] = self._loop.call_later(delay, self._begin, request)
+            return
+        self._choices[choice.id] = choice
+        self._engine.submit(request, now)
+        self.schedule()
+
+    def _begin(self, request: EngineRequest) -> None:
+        """What a choice waited for is there."""
+        del self._delayed[request.id]
+        self._engine.submit(request, self._clock.now())
         self.schedule()
 
     def abort(self, generation: Generation) -> int:
@@ -152,6 +167,8 @@ class Pump:
         aborted = 0
         for choice in generation.choices:
             if self._choices.pop(choice.id, None) is not None:
+                if (delayed := self._delayed.pop(choice.id, None)) is not None:
+                    delayed.cancel()
                 self._engine.abort(choice.id, now)
                 aborted += 1
         if aborted:
@@ -205,8 +222,11 @@ class Pump:
         self.schedule()
 
     def stop(self) -> None:
-        """End the timer; whoever still waits must be cancelled by the caller."""
+        """End the timers; whoever still waits must be cancelled by the caller."""
         self._cancel()
+        for delayed in self._delayed.values():
+            delayed.cancel()
+        self._delayed.clear()
 
     def _cancel(self) -> None:
         if self._timer is not None:

@@ -266,22 +266,21 @@ class SimulatedWorker(Observer):
             generation.open += 1
             if self.lmcache is not None and lora is None:
                 self.lmcache.names.note(ids, choice.digests, salt)
-            for fetch in wishes.fetches:
-                self._fetch(choice, fetch)
-            self.pump.submit(choice, parameters.priority, wishes)
+            wait = max((self._fetch(choice, fetch) for fetch in wishes.fetches), default=0.0)
+            self.pump.submit(choice, parameters.priority, wishes, wait)
         if parameters.max_tokens is not None:
             self.metrics.request_max_tokens.observe(parameters.max_tokens)
 
-    def _fetch(self, choice: Choice, fetch: Fetch) -> None:
-        """Begin to take what a peer holds of a prompt."""
+    def _fetch(self, choice: Choice, fetch: Fetch) -> float:
+        """Begin to take what a peer holds of a prompt. Returns how many seconds that takes."""
         peer = self.shared.workers.get(fetch.source)
         if peer is None or peer is self:
-            return
+            return 0.0
         wanted = set(fetch.hashes)
-        stop = next(
-            (at for at, digest in enumerate(choice.digests) if wire_hash(digest) not in wanted), len(choice.digests)
-        )
-        self.pump.prefetch(choice.digests, 0, stop, "l1", "device", peer=(fetch.source, peer.engine))
+        digests = choice.digests
+        stop = next((at for at, digest in enumerate(digests) if wire_hash(digest) not in wanted), len(digests))
+        peer.pump.advance()
+        return self.pump.prefetch(digests, 0, stop, "l1", "device", peer=(fetch.source, peer.engine)) or 0.0
 
     async def _start_lmcache(self) -> None:
         """Start the servers beside it that were asked for."""
