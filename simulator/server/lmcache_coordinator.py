@@ -162,10 +162,10 @@ class LMCacheCoordinator(HttpServer):
     async def _unpin(self, request: web.Request) -> Any:
         named = await decoded(request, Named)
         found = self._any.resolve(named)
-        affected = 0
         for name, chunk in found:
-            affected += self._release(name, named.model_name, named.cache_salt, chunk)
-        return {"requested": len(found), "affected": affected, "status": "unpinned"}
+            self._release(name, named.model_name, named.cache_salt, chunk)
+        # As the real one: it counts what was named, pinned or not.
+        return {"requested": len(found), "affected": len(found), "status": "unpinned"}
 
     def _release(self, name: bytes, model: str, salt: str, chunk: Chunk) -> bool:
         """Take one pin back. Whether there was one."""
