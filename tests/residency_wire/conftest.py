@@ -158,7 +158,8 @@ async def gateway_before():
             urls, *, hints="{driver: kv-hints}", residency="{}", model="", top="", driver="vllm", capabilities="{}"
         ):
             lines = "\n".join(
-                f'      - {{url: "{url}", driver: {driver}, hints: {hints}, capabilities: {capabilities}}}'
+                f'      - {{url: "{url}", driver: {driver}, hints: {hints(url) if callable(hints) else hints}, '
+                f"capabilities: {capabilities}}}"
                 for url in urls
             )
             one = Gateway(
