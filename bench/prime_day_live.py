@@ -190,7 +190,7 @@ def config(port: int, admin: int, ports: list[int], speed: float, *, on: bool) -
         stages["generator"] |= {"after": "planner", "hold": STAGES["generator"].hold / speed}
         admission: dict[str, Any] = {"prefill_ahead": SETTINGS.prefill_ahead / speed}
     else:
-        admission = {"prefill_ahead": 1e9, "max_requests": 10**9, "max_tokens": 10**12, "max_wait": 0}
+        admission = {"prefill_ahead": 86_400, "max_requests": 10**9, "max_tokens": 10**12, "max_wait": 0}
     return {
         "listen": {"host": "127.0.0.1", "port": port},
         "admin": {"host": "127.0.0.1", "port": admin},

@@ -314,9 +314,9 @@ class Gate:
         began = ticket.ttft if first is None else first
         estimate.took(min(began, whole), max(0.0, whole - began))
         if _kind(ticket) == "completion":
-            estimate.missed(whole - ticket.predicted)
+            estimate.missed(whole - ticket.predicted, ticket.sent + whole)
         elif first is not None:
-            estimate.missed(first - ticket.predicted)
+            estimate.missed(first - ticket.predicted, ticket.sent + whole)
 
     def _check_line(self, ticket: Ticket, now: float) -> None:
         """Refuse what the line makes late. One whose stage has nothing running is let through: there is nobody to learn from."""

@@ -2,11 +2,12 @@
 
 A prediction is the wait in the line, then what the chosen worker is predicted to need to the first token
 (`policies.scorers.ttft.predicted_ttft`), then for stages that promise a whole answer what answers of the stage take, and a margin:
-what predictions of this stage have been short of lately, but for the worst few. No clock, no I/O.
+what predictions of this stage have been short of lately, but for the worst few. A stop of a worker or of the whole machine makes all of that useless for
+a moment; what is learned of it must be gone soon after, or nearly everybody would be refused long after it is over. No clock, no I/O.
 """
 
 from collections import deque
-from math import ceil, exp
+from math import ceil, exp, inf
 from typing import Final, Literal
 
 from gateway.errors import GatewayError, Source
@@ -17,8 +18,16 @@ WINDOW: Final = 128
 """Predictions that the margin looks back on."""
 SHORT: Final = 0.98
 """Share of them that must have been long enough."""
+LATELY: Final = 10.0
+"""Seconds that it looks back, too: but never on fewer than `_RESORT` predictions."""
+LARGEST: Final = 0.5
+"""Of a stage's deadline: a larger margin would refuse everybody, and teach nothing."""
 _RESORT: Final = 16
 """Predictions between two looks at the margin."""
+_OUTLIER: Final = 4.0
+"""A request that took so many times the mean counts as that: a stop is not what requests take."""
+_SHORT: Final = 0.01
+"""Seconds that are no stop, however short requests are."""
 _MEMORY: Final = 64
 """Requests that means remember."""
 _HORIZON: Final = 5.0
@@ -34,32 +43,40 @@ class Estimate:
         first: mean seconds from the decision to the first byte of the answer.
         rest: mean seconds from there to its end.
         margin: seconds by which predictions are to be longer.
+        most: what the margin may be at most.
         samples: requests seen.
     """
 
-    __slots__ = ("_misses", "_next", "first", "margin", "rest", "samples")
+    __slots__ = ("_misses", "_next", "first", "margin", "most", "rest", "samples")
 
     def __init__(self) -> None:
         self.first = self.rest = self.margin = 0.0
+        self.most = inf
         self.samples = 0
-        self._misses: deque[float] = deque(maxlen=WINDOW)
+        self._misses: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._next = _RESORT
 
     def took(self, first: float, rest: float) -> None:
         """One request took so many seconds to its first byte, and so many more to its end."""
         self.samples += 1
         weight = 1 / min(self.samples, _MEMORY)
+        if self.samples > _RESORT and first + rest > (usual := max(_SHORT, _OUTLIER * (self.first + self.rest))):
+            first, rest = first * usual / (first + rest), rest * usual / (first + rest)
         self.first += (first - self.first) * weight
         self.rest += (rest - self.rest) * weight
 
-    def missed(self, seconds: float) -> None:
-        """A prediction, without margin, was so many seconds too short; negative: too long."""
-        self._misses.append(seconds)
+    def missed(self, seconds: float, now: float) -> None:
+        """A prediction, without margin, was so many seconds too short, as turned out at `now`; negative: too long."""
+        misses = self._misses
+        misses.append((now, seconds))
         self._next -= 1
         if self._next <= 0:
             self._next = _RESORT
-            misses = sorted(self._misses)
-            self.margin = max(0.0, misses[min(len(misses) - 1, int(SHORT * len(misses)))])
+            while len(misses) > _RESORT and now - misses[0][0] > LATELY:
+                misses.popleft()
+            latest = sorted(miss for _, miss in misses)
+            worst = latest[min(len(latest) - 1, int(SHORT * len(latest)))]
+            self.margin = max(0.0, min(worst, self.most))
 
     def needs(self, ttft: float | None, kind: str) -> float:
         """Seconds that a request sent now takes to what its stage promises; `ttft`: to its first token, None: as others."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from gateway.admission.shedding import Estimate
+from gateway.admission.shedding import LARGEST, Estimate
 from gateway.errors import GatewayError, Source
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ class Stages:
         found = self.learned.get(key)
         if found is None:
             found = self.learned[key] = Estimate()
+        found.most = stage.deadline * LARGEST if stage is not None else inf
         return found
 
 

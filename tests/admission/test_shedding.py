@@ -23,10 +23,10 @@ def test_what_answers_take_is_learned_and_followed():
 def test_the_margin_covers_all_but_the_worst_few_of_the_latest_misses(misses):
     estimate = Estimate()
     for miss in misses:
-        estimate.missed(miss)
+        estimate.missed(miss, 1.0)
     while len(misses) % 16:
         misses.append(0.0)
-        estimate.missed(0.0)
+        estimate.missed(0.0, 1.0)
     latest = misses[-128:]
     assert estimate.margin >= 0
     assert sum(miss > estimate.margin for miss in latest) <= 0.02 * len(latest)
@@ -35,8 +35,36 @@ def test_the_margin_covers_all_but_the_worst_few_of_the_latest_misses(misses):
 def test_predictions_that_were_too_long_take_no_margin():
     estimate = Estimate()
     for _ in range(64):
-        estimate.missed(-0.5)
+        estimate.missed(-0.5, 1.0)
     assert estimate.margin == 0.0
+
+
+def test_a_stop_of_seconds_is_forgotten_soon_after_even_if_hardly_anybody_is_let_through():
+    estimate, now = Estimate(), 0.0
+    estimate.most = 0.15
+    for _ in range(200):
+        now += 0.1
+        estimate.took(0.05, 0.1)
+        estimate.missed(0.01, now)
+    usual = estimate.needs(0.05, "completion")
+    for _ in range(20):  # all that were under way
+        estimate.took(0.05, 4.0)
+        estimate.missed(4.0, now)
+    assert estimate.margin <= 0.15
+    for _ in range(70):  # 14 seconds, five a second
+        now += 0.2
+        estimate.took(0.05, 0.1)
+        estimate.missed(0.01, now)
+    assert estimate.needs(0.05, "completion") <= usual + 0.1
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=200), st.floats(0.01, 5))
+def test_the_margin_never_takes_more_than_its_share_of_the_deadline(misses, most):
+    estimate = Estimate()
+    estimate.most = most
+    for number, miss in enumerate(misses):
+        estimate.missed(miss, float(number))
+        assert 0 <= estimate.margin <= most
 
 
 def test_the_speed_of_a_line_is_that_of_its_turns():
