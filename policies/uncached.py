@@ -18,5 +18,11 @@ def uncached_tokens(request: RouteRequest, candidates: Sequence[Candidate]) -> l
 
 
 def requests_by_weight(candidates: Sequence[Candidate]) -> list[float]:
-    """Requests in flight divided by the worker's weight: what is left to go by when the prompt's length is not known."""
-    return [candidate.worker.in_flight / candidate.worker.weight for candidate in candidates]
+    """Requests that a worker would have with this one, divided by its weight, less one: at full weight those in flight.
+
+    With this one, because a worker that fails at once has none in flight: divided by however small a weight, none would stay the least of all.
+    """
+    return [
+        worker.in_flight if (weight := worker.weight) == 1 else (worker.in_flight + 1) / weight - 1
+        for worker in [candidate.worker for candidate in candidates]
+    ]

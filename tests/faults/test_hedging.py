@@ -364,7 +364,7 @@ async def test_under_random_delays_failures_and_departures_every_request_ends_on
                 await asyncio.sleep(rng.choice([0, 0, 0.01, 0.03, 0.1]))
                 chance = rng.random()
                 if chance < 0.1:
-                    await peer.resets()
+                    peer.writer.transport.abort()
                     return
                 if chance < 0.2:
                     await peer.sends(http.answer(b"no", status="503 Busy"))
