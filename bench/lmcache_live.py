@@ -26,6 +26,7 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
+from backends.hints import chunks
 from backends.hints.base import HintDriver
 from backends.hints.lmcache import LMCacheDriver
 from backends.hints.lmcache_common import Place, drop_quota, set_quota
@@ -390,9 +391,16 @@ async def pins(live: Live) -> dict[str, Any]:
     await make(live.session, set_quota(salt, 0), url, {}, 10)
     left, evicting = await until(live, prompt, salt, 3, 60.0)
     await asyncio.sleep(11.0)  # two more sweeps
-    held = await far(live, prompt, salt)
+    held, on_disk = await far(live, prompt, salt), files(live, prompt, salt)
     unpinned = await live.say(driver, hint(Action.UNPIN, about, 3 * CHUNK, target="l2"), url)
-    released, releasing = await until(live, prompt, salt, 0, 60.0)
+    # The directory is no witness here: the coordinator lets any server delete the files, and that one reports them gone from itself only.
+    started = time.monotonic()
+    while True:
+        released = files(live, prompt, salt)
+        if not released or time.monotonic() - started > 60.0:
+            break
+        await asyncio.sleep(0.5)
+    releasing = time.monotonic() - started
     await make(live.session, drop_quota(salt), url, {}, 10)
     return {
         "chunks": stored,
@@ -402,8 +410,9 @@ async def pins(live: Live) -> dict[str, Any]:
         "still_held": held,
         "unpin": unpinned,
         "left_after_unpin": released,
+        "left_in_the_directory": await far(live, prompt, salt),
         "unpinned_after_s": round(releasing, 1),
-        "ok": (len(stored), left, held, released) == (7, [0, 1, 2], [0, 1, 2], []),
+        "ok": (len(stored), left, held, on_disk, released) == (7, [0, 1, 2], [0, 1, 2], [0, 1, 2], []),
     }
 
 
@@ -411,6 +420,13 @@ async def far(live: Live, prompt: Sequence[int], salt: str) -> list[int]:
     """Which chunks storage has."""
     held = await live.where(prompt, salt)
     return [place for place, each in enumerate(held) if any(one.tier == "l2" for one in each.placements)]
+
+
+def files(live: Live, prompt: Sequence[int], salt: str) -> list[int]:
+    """Which chunks are in the folder."""
+    there = [each.name for each in (live.stack.work / "l2").iterdir()]
+    names = [name.hex() for name in chunks.names(prompt, CHUNK)]
+    return [place for place, name in enumerate(names) if any(f"@{name}@{salt}." in each for each in there)]
 
 
 async def until(live: Live, prompt: Sequence[int], salt: str, count: int, seconds: float) -> tuple[list[int], float]:

@@ -20,13 +20,16 @@ _NOTHING: Mapping[str, Match] = MappingProxyType({})
 
 
 class Watcher(Protocol):
-    """Whoever wants to know which prompts there are in a fleet: a directory of slower memory can be asked about them. Neither call may wait."""
+    """Whoever wants to know which prompts there are in a fleet: a directory of slower memory can be asked about them. No call may wait."""
 
     def saw(self, prompt: "Prompt", chains: Mapping[int, Chain], salt: str | None) -> None:
         """A prompt has come whose tokens are known, for no adapter."""
 
     def stored(self, event: "Stored", ours: Sequence[int], block_size: int) -> None:
         """A worker told what it has stored in its l1; `ours` are the hashes of those blocks in the map for `block_size`."""
+
+    def missing(self, chains: Mapping[int, Chain], tokens: int) -> None:
+        """A worker did not load what it was thought to reach in l2 of a prompt, from this token on."""
 
 
 class PrefixIndex:

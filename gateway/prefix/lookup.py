@@ -158,6 +158,12 @@ class Matcher:
         if usage.cached_tokens is None or prompt.also:
             return
         block_size = max(lookup.chains, default=1)
+        if (
+            match.l2
+            and usage.cached_tokens + block_size < match.tokens
+            and (watcher := self._feeds.index.watchers.get(self._model)) is not None
+        ):
+            watcher.missing(lookup.chains, usage.cached_tokens)
         score = self._truth.of(worker.id)
         judge = worker.driver.credits_blocks
         if score.compare(match, usage.cached_tokens, prompt.token_count, block_size, now, judge=judge):

@@ -36,6 +36,8 @@ AGAIN: Final = 2.0
 """Seconds until a chunk is asked about again whose answer was new; servers report once a second."""
 SLOWEST: Final = 64.0
 """Seconds to which that grows, doubling with each answer that is the same."""
+DOUBT: Final = 60.0
+"""Seconds for which storage is not believed to have a chunk that a worker could not load from it."""
 FRESH: Final = 5.0
 """What was asked about within so many seconds is not asked about again because a prompt has come with it."""
 MAX_CHUNKS: Final = 100_000
@@ -55,9 +57,10 @@ class Chunk:
         l2: pools that hold it, as far as we have put it there.
         l1: the same, for workers.
         missed: workers whose events say that they hold it in l1, and the directory did not.
+        doubted: until then storage is not believed to have it.
     """
 
-    __slots__ = ("asked", "blocks", "delay", "due", "l1", "l2", "missed", "name", "salt")
+    __slots__ = ("asked", "blocks", "delay", "doubted", "due", "l1", "l2", "missed", "name", "salt")
 
     def __init__(self, name: bytes, salt: str, blocks: Mapping[int, tuple[int, ...]]) -> None:
         self.name = name
@@ -69,6 +72,7 @@ class Chunk:
         self.l2: frozenset[str] = frozenset()
         self.l1: frozenset[str] = frozenset()
         self.missed: frozenset[str] = frozenset()
+        self.doubted = 0.0
 
 
 @dataclass(slots=True)
@@ -81,6 +85,8 @@ class DirectoryCounters:
     """Answers that were not the same as the one before."""
     corrected: int = 0
     """Taken out of a worker's l1 although its events had put it there."""
+    doubted: int = 0
+    """Not loaded by a worker although storage was said to have it."""
     forgotten: int = 0
     """Because of `MAX_CHUNKS`."""
 
@@ -300,6 +306,8 @@ class Directory:
                 self._schedule(chunk, now + SLOWEST)
                 continue
             l2 = frozenset.intersection(*(self._stored_in(part) for part in parts))
+            if now < chunk.doubted:
+                l2 = frozenset()
             l1 = frozenset.intersection(*(self._near(part) for part in parts))
             chunk.asked = now
             self.counters.asked += 1
@@ -308,6 +316,25 @@ class Directory:
                 self.counters.changed += 1
             chunk.delay = AGAIN if changed else min(SLOWEST, chunk.delay * 2)
             self._schedule(chunk, now + chunk.delay)
+
+    def missing(self, chains: "Mapping[int, Chain]", tokens: int, now: float) -> None:
+        """A worker took only so many tokens of a prompt from its caches, of which storage was said to have more.
+
+        Either the directory is wrong (LMCache 0.5.6 lets any server delete the files of a common folder, which then says that they are
+        gone from itself, not from the one that had stored them), or the worker had no room to load them. For a while nobody counts on them.
+        """
+        for size, chain in chains.items():
+            if self.chunk % size == 0:
+                step = self.chunk // size
+                for block in chain.hashes[tokens // self.chunk * step + step - 1 :: step]:
+                    found = self._by_block.get(block)
+                    if found is not None and found.l2:
+                        for pool in found.l2:
+                            self._remove_l2(found, pool)
+                        found.l2 = frozenset()
+                        found.doubted = now + DOUBT
+                        self.counters.doubted += 1
+                return
 
     def forget(self) -> None:
         """The directory is away: nothing that it said counts any more."""

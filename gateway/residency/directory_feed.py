@@ -136,6 +136,11 @@ class DirectoryFeed:
         if self.directory is not None:
             self.directory.stored(event, ours, block_size)
 
+    def missing(self, chains: "Mapping[int, Chain]", tokens: int) -> None:
+        """A worker did not load what storage was said to have of a prompt, from this token on."""
+        if self.directory is not None:
+            self.directory.missing(chains, tokens, self._clock())
+
     # -- its task ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -17,7 +17,7 @@ from gateway.prefix import events
 from gateway.prefix.holders import Tier
 from gateway.prefix.index import PrefixIndex
 from gateway.prompt.blocks import Hasher
-from gateway.residency.directory import AGAIN, SLOWEST, Directory
+from gateway.residency.directory import AGAIN, DOUBT, SLOWEST, Directory
 from tests.lmcache.conftest import FIXTURES, exchanges
 
 MODEL = "qtiny"
@@ -244,6 +244,19 @@ def test_a_prompt_that_comes_again_asks_at_once_unless_that_was_done_lately():
     scene.now = 110.0
     scene.ask(PROMPT)
     assert scene.directory.counters.asked == 18
+
+
+def test_what_a_worker_could_not_load_is_not_counted_on_for_a_while():
+    scene = Scene()
+    scene.put(PROMPT, "l2")
+    scene.ask(PROMPT)
+    scene.directory.missing(scene.chains(PROMPT), 70, scene.now)
+    assert scene.match(PROMPT)[WORKER].l2 == 64
+    scene.now += 2 * AGAIN
+    assert scene.ask(PROMPT)[WORKER].l2 == 64
+    scene.now += DOUBT + SLOWEST
+    assert scene.ask(PROMPT)[WORKER].l2 == 192
+    assert scene.directory.counters.doubted == 4
 
 
 def test_what_a_prompt_brings_about_is_seen_soon_after_it_came():
