@@ -11,13 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.app import Gateway
+    from gateway.config.residency import WorkerHints
     from gateway.config.schema import Config
+    from simulator.server import SharedMemory
     from simulator.server.worker import SimulatedWorker
 
 _MODEL = "sim"
 _ALIASES = ("gpt-4o-mini", "claude")
 _FIRST_WORKER_PORT = 9001
 _READY = 30.0
+_MEMORY, _STORAGE = 2, 20
+"""With ``--tiers``: times as many blocks as the device holds, of each worker and of all together."""
+_CHUNK = 256
 
 
 def add_parser(commands: Any) -> None:
@@ -33,6 +38,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--profile", default="trn1-8b", metavar="NAME", help="what a worker is like (default: trn1-8b)")
     parser.add_argument(
         "--speed", type=float, default=1.0, metavar="X", help="the workers' time runs X times as fast (default: 1)"
+    )
+    parser.add_argument(
+        "--tiers",
+        action="store_true",
+        help="give workers CPU memory and shared storage behind their device's, LMCache's servers to fetch from it, and hints",
     )
     parser.add_argument(
         "--config",
@@ -84,12 +94,18 @@ async def _demo(arguments: argparse.Namespace, base: "Config | None") -> int:
     from gateway.app import Gateway  # noqa: PLC0415
     from gateway.config.schema import Logs  # noqa: PLC0415
     from gateway.telemetry import logs  # noqa: PLC0415
+    from simulator.server.lmcache_coordinator import LMCacheCoordinator  # noqa: PLC0415
 
     logging = logs.configure(Logs(level="warning", format="console"))
     workers: list[SimulatedWorker] = []
+    coordinator: LMCacheCoordinator | None = None
     try:
         workers = await _start_workers(arguments)
-        config = _config(arguments, base, workers)
+        servers = [worker.lmcache for worker in workers if worker.lmcache is not None]
+        if servers:
+            coordinator = LMCacheCoordinator(servers, "127.0.0.1", 0)
+            await coordinator.start()
+        config = _config(arguments, base, workers, coordinator.url if coordinator is not None else "")
         gateway = Gateway(config, logs_dropped=lambda: logging.dropped)
         with stop_signals() as stop:
             try:
@@ -104,6 +120,8 @@ async def _demo(arguments: argparse.Namespace, base: "Config | None") -> int:
             print("\nstopping", flush=True)
             await gateway.stop(min(config.grace, 2.0))
     finally:
+        if coordinator is not None:
+            await coordinator.stop()
         for worker in workers:
             await worker.stop()
         logging.stop()
@@ -115,6 +133,7 @@ async def _start_workers(arguments: argparse.Namespace) -> "list[SimulatedWorker
     from simulator.tokenizer import WorkerTokenizer  # noqa: PLC0415
 
     tokenizer = WorkerTokenizer()
+    shared, tiers = _tiers(arguments)
     workers = []
     for number in range(arguments.workers):
         for port in (_FIRST_WORKER_PORT + number, 0):
@@ -126,8 +145,9 @@ async def _start_workers(arguments: argparse.Namespace) -> "list[SimulatedWorker
                 seed=number,
                 kv_events="tcp://127.0.0.1:*",
                 kv_events_replay="tcp://127.0.0.1:*",
+                **tiers,
             )
-            worker = SimulatedWorker(options, tokenizer=tokenizer)
+            worker = SimulatedWorker(options, tokenizer=tokenizer, shared=shared)
             try:
                 await worker.start()
             except OSError as error:
@@ -139,9 +159,45 @@ async def _start_workers(arguments: argparse.Namespace) -> "list[SimulatedWorker
     return workers
 
 
-def _config(arguments: argparse.Namespace, base: "Config | None", workers: "Sequence[SimulatedWorker]") -> "Config":
+def _tiers(arguments: argparse.Namespace) -> "tuple[SharedMemory | None, dict[str, Any]]":
+    """What the workers have in common, and their options; nothing without ``--tiers``."""
+    from simulator.engine import profile_named  # noqa: PLC0415
+    from simulator.server import SharedMemory  # noqa: PLC0415
+
+    if not arguments.tiers:
+        return None, {}
+    profile = profile_named(arguments.profile)
+    shared = SharedMemory(_STORAGE * profile.kv_blocks * arguments.workers)
+    return shared, {
+        "l1_blocks": _MEMORY * profile.kv_blocks,
+        "kv_hints": True,
+        "lmcache_port": 0,
+        "lmcache_chunk": _chunk(profile.block_size),
+    }
+
+
+def _chunk(block_size: int) -> int:
+    """Tokens in LMCache's chunks: its own default where that is whole blocks."""
+    return -(-_CHUNK // block_size) * block_size
+
+
+def _hints(worker: "SimulatedWorker") -> "WorkerHints":
+    """How the gateway tells a worker what to keep and fetch."""
+    from gateway.config.residency import WorkerHints  # noqa: PLC0415
+
+    if worker.lmcache is None:
+        return WorkerHints()
+    return WorkerHints(driver=("kv-hints", "lmcache"), url=worker.lmcache.url, chunk=worker.options.lmcache_chunk)
+
+
+def _config(
+    arguments: argparse.Namespace, base: "Config | None", workers: "Sequence[SimulatedWorker]", coordinator: str
+) -> "Config":
+    """The configuration; `coordinator` is the URL of LMCache's, empty where there is none."""
     import msgspec  # noqa: PLC0415
 
+    from gateway.config.directory import L2  # noqa: PLC0415
+    from gateway.config.residency import ResidencyConfig  # noqa: PLC0415
     from gateway.config.schema import Capabilities, Config, Model, Worker  # noqa: PLC0415
     from simulator.tokenizer import DATA  # noqa: PLC0415
 
@@ -152,11 +208,19 @@ def _config(arguments: argparse.Namespace, base: "Config | None", workers: "Sequ
         policy=policy,
         tokenizer=str(DATA),
         workers=tuple(
-            Worker(url=worker.url, driver="neuron", capabilities=Capabilities(profile=arguments.profile))
+            Worker(
+                url=worker.url,
+                driver="neuron",
+                capabilities=Capabilities(profile=arguments.profile),
+                hints=_hints(worker),
+            )
             for worker in workers
         ),
+        l2=L2(url=coordinator, chunk=workers[0].options.lmcache_chunk) if coordinator else None,
     )
     config = Config(models=(model,)) if base is None else msgspec.structs.replace(base, models=(model,))
+    if coordinator and config.residency is None:
+        config = msgspec.structs.replace(config, residency=ResidencyConfig())
     if arguments.port is not None:
         config = msgspec.structs.replace(config, listen=msgspec.structs.replace(config.listen, port=arguments.port))
     return config
