@@ -31,6 +31,7 @@ _CLIENTS: Final = 16
 _WARM: Final = 400
 _START: Final = 300.0
 _IDLE: Final = 10.0
+_DUMP: Final = 60.0
 
 
 def request_of(key: str) -> bytes:
@@ -130,9 +131,14 @@ class _Counting:
         self._control("-i", "off")
         before = set(self._out.parent.glob(f"{self._out.name}.*"))
         self._control("-d")
-        for part in set(self._out.parent.glob(f"{self._out.name}.*")) - before:
-            found = re.findall(r"^(?:totals|summary): (\d+)", part.read_text(errors="replace"), re.MULTILINE)
-            self.instructions = max([self.instructions, *map(int, found)])
+        deadline = time.monotonic() + _DUMP
+        while time.monotonic() < deadline:  # it is written by the process itself, when that comes to it
+            for part in set(self._out.parent.glob(f"{self._out.name}.*")) - before:
+                if found := re.search(r"^totals: (\d+)", part.read_text(errors="replace"), re.MULTILINE):
+                    self.instructions = int(found[1])
+                    return
+            time.sleep(0.2)
+        raise RuntimeError("callgrind wrote no counts")
 
     def _control(self, *arguments: str) -> None:
         subprocess.run(["callgrind_control", *arguments, self._pid], check=True, capture_output=True)

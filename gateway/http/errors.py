@@ -1,5 +1,6 @@
 """From an error to bytes: the one place where exceptions become answers, before a stream and inside one."""
 
+from functools import lru_cache
 from http import HTTPStatus
 
 import orjson
@@ -30,9 +31,15 @@ def error_body(error: GatewayError, dialect: Dialect = Dialect.OPENAI) -> bytes:
     Anthropic's clients look for ``{"type": "error", "error": {"type", "message"}}``; the same object carries OpenAI's keys, so
     that one body serves both kinds of client.
     """
-    detail = {"message": error.message, "type": error.api_type, "param": error.param, "code": error.code}
+    return _body(error.status, error.message, error.api_type, error.param, error.code, dialect)
+
+
+@lru_cache(maxsize=128)
+def _body(status: int, message: str, api_type: str, param: str | None, code: str | None, dialect: Dialect) -> bytes:
+    """Kept, for in a flood of refusals all have the same few."""
+    detail = {"message": message, "type": api_type, "param": param, "code": code}
     if dialect is Dialect.ANTHROPIC:
-        detail["type"] = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else error.api_type)
+        detail["type"] = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else api_type)
         return orjson.dumps({"type": "error", "error": detail})
     return orjson.dumps({"error": detail})
 

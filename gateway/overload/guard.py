@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 INTERVAL: Final = 0.1
 """Seconds between two looks."""
 REASON: Final = "gateway_overloaded"
+_MEMORY_EVERY: Final = 3
+"""Looks between two at the memory, which is read from a file."""
 _TRIM_EVERY: Final = 10.0
 _CLASSES: Final = 64
 """Priorities that are told apart; clients choose them, so that there may be any number."""
@@ -58,10 +60,12 @@ class Guard:
         "_classes",
         "_due",
         "_lag",
+        "_looks",
         "_loop",
         "_on_descriptors",
         "_opened",
         "_refusals",
+        "_resident",
         "_rss",
         "_settings",
         "_stages",
@@ -97,6 +101,7 @@ class Guard:
         self._classes: list[int] = [0]
         self._refusals = 0
         self._trimmed = 0.0
+        self._looks = self._resident = 0
         self._used = self._opened = 0
         self.limits: dict[str, float] = {}
         self.refused: dict[str, int] = {}
@@ -196,7 +201,10 @@ class Guard:
         late = self._lag.add(max(0.0, now - self._due))
         self._schedule()
         self._used, self._opened = descriptors_used(), 0
-        used = {LAG.name: late, MEMORY.name: self._rss(), DESCRIPTORS.name: self._used}
+        self._looks += 1
+        if MEMORY.name in self.limits and self._looks % _MEMORY_EVERY == 0:
+            self._resident = self._rss()
+        used = {LAG.name: late, MEMORY.name: self._resident, DESCRIPTORS.name: self._used}
         before = self.step
         if self._settings is not None and (allowed := descriptors_limit() * self._settings.descriptors):
             self.limits[DESCRIPTORS.name] = allowed  # others can change it from outside
