@@ -163,6 +163,22 @@ CASES = {
         "more than 0",
     ),
     "a health path without slash": ("+health: {path: ▲health}\n", "/health"),
+    "a window of no time": ("+retries: {budget_window: ▲0}\n", "more than 0"),
+    "an interval of no time": ("+health: {ejection: {outliers: {interval: ▲0s}}}\n", "more than 0"),
+    "hedging at once": ("models: [{name: m, hedging: {after: ▲0}, workers: [{" + URL + "}]}]\n", "every request twice"),
+    "hedging of a stage at once": ("+stages: {s: {hedging: {after: ▲0ms}}}\n", "every request twice"),
+    "a percentile that is none": (
+        "models: [{name: m, hedging: {after: ▲p97}, workers: [{" + URL + "}]}]\n",
+        "`p95`",
+    ),
+    "hedging after a misspelt time": (
+        "models: [{name: m, hedging: {after: ▲1sec}, workers: [{" + URL + "}]}]\n",
+        "`1s`",
+    ),
+    "more second attempts than requests": (
+        "models: [{name: m, hedging: {budget: ▲1.5}, workers: [{" + URL + "}]}]\n",
+        "from 0 to 1",
+    ),
     "a first ejection above the longest": ("+health: {ejection: {base: ▲10m}}\n", "base ≤ max", "5m"),
     "buckets in disorder": (W + URL + ", capabilities: {prefill_buckets: [512, ▲256]}}]}]\n", "rising order", "512"),
     "contexts in disorder": (CAN + "{decode_context_buckets: [512, ▲512]}}]}]\n", "rising order"),

@@ -89,7 +89,15 @@ retries = build(
     attempts=st.integers(1, 10),
     budget=shares,
     budget_min=counts,
+    budget_window=seconds.filter(bool),
+    retry_after_max=seconds,
     statuses=st.lists(st.sampled_from([429, 500, 502, 503, 504]), max_size=3).map(tuple),
+)
+hedging = build(
+    schema.Hedging,
+    after=st.sampled_from(["p50", "p90", "p95", "p99"]) | seconds.filter(bool),
+    budget=shares,
+    max=st.integers(1, 3),
 )
 health = build(
     schema.Health,
@@ -122,6 +130,7 @@ def configs(draw):
                 id=draw(optional(st.just(f"w/{len(models)}.{index}"))),
                 api_key=draw(optional(keys)),
                 model=draw(optional(names)),
+                host=draw(optional(names)),
                 capabilities=draw(capabilities),
                 kv_events=draw(st.sampled_from(["auto", "off"]) | sockets),
                 lmcache_events=draw(optional(sockets)),
@@ -138,6 +147,7 @@ def configs(draw):
                 tokenizer=draw(optional(texts)),
                 timeouts=draw(optional(timeouts)),
                 retries=draw(optional(retries)),
+                hedging=draw(optional(hedging)),
                 health=draw(optional(health)),
             )
         )
