@@ -20,66 +20,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from backends.hints import chunks
-from gateway.prefix.events import HASH_MASK
 from gateway.prefix.holders import Holder, Tier
+from gateway.residency.chunk_names import AGAIN, MAX_CHUNKS, Chunk, ChunkNames
 
 if TYPE_CHECKING:
-    from array import array
-
     from backends.hints.lmcache_coordinator import Held
-    from gateway.prefix.events import Stored
     from gateway.prefix.index import PrefixIndex
     from gateway.prefix.map import PrefixMap
     from gateway.prompt.blocks import Chain
 
-AGAIN: Final = 2.0
-"""Seconds until a chunk is asked about again whose answer was new; servers report once a second."""
 SLOWEST: Final = 64.0
 """Seconds to which that grows, doubling with each answer that is the same."""
 DOUBT: Final = 60.0
 """Seconds for which storage is not believed to have a chunk that a worker could not load from it."""
 FRESH: Final = 5.0
 """What was asked about within so many seconds is not asked about again because a prompt has come with it."""
-MAX_CHUNKS: Final = 100_000
-"""That are remembered: about 1 KB each with their blocks' hashes. 25 M tokens in chunks of 256."""
-
-
-class Chunk:
-    """One chunk that prompts were seen with.
-
-    Attributes:
-        name: LMCache's.
-        salt: `cache_salt`, empty for none.
-        blocks: the gateway's hashes of its blocks, by block size.
-        due: when it is to be asked about; None while it waits in the queue of those that are due.
-        asked: when it was asked about last; None before that.
-        delay: seconds from the last answer to the next question.
-        l2: pools that hold it, as far as we have put it there.
-        l1: the same, for workers.
-        missed: workers whose events say that they hold it in l1, and the directory did not.
-        doubted: until then storage is not believed to have it.
-    """
-
-    __slots__ = ("asked", "blocks", "delay", "doubted", "due", "l1", "l2", "missed", "name", "salt")
-
-    def __init__(self, name: bytes, salt: str, blocks: Mapping[int, tuple[int, ...]]) -> None:
-        self.name = name
-        self.salt = salt
-        self.blocks = blocks
-        self.due: float | None = None
-        self.asked: float | None = None
-        self.delay = AGAIN
-        self.l2: frozenset[str] = frozenset()
-        self.l1: frozenset[str] = frozenset()
-        self.missed: frozenset[str] = frozenset()
-        self.doubted = 0.0
 
 
 @dataclass(slots=True)
 class DirectoryCounters:
     """In chunks."""
 
-    named: int = 0
     asked: int = 0
     changed: int = 0
     """Answers that were not the same as the one before."""
@@ -87,8 +48,6 @@ class DirectoryCounters:
     """Taken out of a worker's l1 although its events had put it there."""
     doubted: int = 0
     """Not loaded by a worker although storage was said to have it."""
-    forgotten: int = 0
-    """Because of `MAX_CHUNKS`."""
 
 
 class Directory:
@@ -99,6 +58,7 @@ class Directory:
         model: what LMCache calls its model.
         chunk: tokens in each chunk.
         world_size: devices over which each worker spreads the model: a chunk is held where all of them hold their part.
+        names: of the chunks that are known.
         counters: what happened.
     """
 
@@ -132,140 +92,28 @@ class Directory:
         self.counters = DirectoryCounters()
         self._index = index
         self._shared = shared
-        self._limit = limit
-        self._chunks: dict[tuple[str, bytes], Chunk] = {}
-        self._by_block: dict[int, Chunk] = {}  # by the hash of its last block, for every block size
-        self._unsalted: dict[int, bytes] = {}  # names of chunks without a salt by their end, as events have it
         self._soon: deque[Chunk] = deque()
+        self.names = ChunkNames(chunk, limit, added=self._soon.append, dropped=self._dropped)
         self._later: list[tuple[float, int, Chunk]] = []
         self._order = itertools.count()
         self._pools: dict[tuple[str, int], Holder] = {}
         self._members: dict[str, Sequence[str]] = {}  # names in the index by worker id
         self._worker_of: dict[str, str] = {}  # by instance
 
-    def __len__(self) -> int:
-        return len(self._chunks)
-
     @property
     def waiting(self) -> int:
         """Chunks that are to be asked about now."""
         return len(self._soon)
 
-    # -- names ------------------------------------------------------------------------------------------------------
-
-    def known(self, chains: "Mapping[int, Chain]") -> tuple[int, int]:
-        """How many leading chunks of a prompt are known by name, and how many it has."""
-        for size, chain in chains.items():
-            if self.chunk % size == 0:
-                step = self.chunk // size
-                hashes, total = chain.hashes, len(chain.hashes) // step
-                low, high = 0, total
-                # Chunks are named from the first on, so the known ones are the leading ones.
-                while low < high:
-                    middle = (low + high + 1) >> 1
-                    if hashes[middle * step - 1] in self._by_block:
-                        low = middle
-                    else:
-                        high = middle - 1
-                return low, total
-        return 0, 0
+    # -- what to ask ------------------------------------------------------------------------------------------------
 
     def touch(self, chains: "Mapping[int, Chain]", now: float) -> None:
         """A prompt has come: ask soon about those of its known chunks that were not asked about lately."""
-        known, _ = self.known(chains)
-        for size, chain in chains.items():
-            if self.chunk % size == 0:
-                step = self.chunk // size
-                for block in chain.hashes[step - 1 : known * step : step]:
-                    found = self._by_block.get(block)
-                    if (
-                        found is not None
-                        and found.due is not None
-                        and (found.asked is None or found.asked + FRESH <= now)
-                    ):
-                        # And again soon after that: it may be stored, or fetched, because of this very prompt.
-                        found.delay = AGAIN / 2
-                        self._hurry(found)
-                return
-
-    def name(self, ids: "array[int]", first: int, stop: int, chains: "Mapping[int, Chain]", salt: str | None) -> int:
-        """Give names to the chunks ``[first, stop)`` of a prompt, of which those before `first` have theirs. Costs 10 us for 256 tokens.
-
-        Args:
-            ids: of the whole prompt.
-            first: how many chunks have a name, as of `known`.
-            stop: up to which.
-            chains: its hashes.
-            salt: its `cache_salt`.
-
-        Returns:
-            How many were new.
-        """
-        chunk = self.chunk
-        steps = [(size, chunk // size, chain.hashes) for size, chain in chains.items() if chunk % size == 0]
-        if not steps:
-            return 0
-        parent = chunks.ROOT
-        if first:
-            _, step, hashes = steps[0]
-            before = self._by_block.get(hashes[first * step - 1])
-            if before is None:
-                return 0
-            parent = before.name
-        before_count = len(self._chunks)
-        for place, name in enumerate(chunks.names(ids[first * chunk : stop * chunk], chunk, after=parent), first):
-            blocks = {size: tuple(hashes[place * step : (place + 1) * step]) for size, step, hashes in steps}
-            self._learn(name, salt or "", blocks)
-        return len(self._chunks) - before_count
-
-    def stored(self, event: "Stored", ours: Sequence[int], block_size: int) -> None:
-        """A worker's event tells that it holds chunks in its l1, with their tokens: among them what it has generated itself.
-
-        Events know no salts, and what they name is put into the map without one: so it is here.
-        """
-        if event.block_size != self.chunk or self.chunk % block_size or event.lora is not None:
-            return
-        parent = chunks.ROOT if event.parent is None else self._unsalted.get(event.parent)
-        if parent is None:
-            return
-        step = self.chunk // block_size
-        packed = memoryview(event.tokens).cast("I")
-        for place, name in enumerate(chunks.names(packed.tolist(), self.chunk, after=parent)):
-            if chunks.short(name) & HASH_MASK != event.hashes[place]:
-                return  # of another algorithm, or with something else in it
-            self._learn(name, "", {block_size: tuple(ours[place * step : (place + 1) * step])})
-
-    def _learn(self, name: bytes, salt: str, blocks: Mapping[int, tuple[int, ...]]) -> None:
-        key = salt, name
-        found = self._chunks.get(key)
-        if found is None:
-            if len(self._chunks) >= self._limit:
-                self._drop(next(iter(self._chunks)))
-                self.counters.forgotten += 1
-            found = self._chunks[key] = Chunk(name, salt, blocks)
-            if not salt:
-                self._unsalted[chunks.short(name) & HASH_MASK] = name
-            self.counters.named += 1
-            self._soon.append(found)
-        elif not blocks.keys() <= found.blocks.keys():
-            found.blocks = {**found.blocks, **blocks}
-            found.l1 = found.l2 = frozenset()
-        for hashes in blocks.values():
-            self._by_block[hashes[-1]] = found
-
-    def _drop(self, key: tuple[str, bytes]) -> None:
-        gone = self._chunks.pop(key)
-        for pool in gone.l2:
-            self._remove_l2(gone, pool)
-        for worker in gone.l1:
-            self._remove_l1(gone, worker)
-        for hashes in gone.blocks.values():
-            self._by_block.pop(hashes[-1], None)
-        if not gone.salt:
-            self._unsalted.pop(chunks.short(gone.name) & HASH_MASK, None)
-        gone.blocks = {}
-
-    # -- what to ask ------------------------------------------------------------------------------------------------
+        for found in self.names.of(chains):
+            if found.due is not None and (found.asked is None or found.asked + FRESH <= now):
+                # And again soon after that: it may be stored, or fetched, because of this very prompt.
+                found.delay = AGAIN / 2
+                self._hurry(found)
 
     def due(self, now: float, most: int) -> list[Chunk]:
         """Up to `most` chunks to ask about now: new ones and those of prompts that have just come first. Each must be given to `learned` or `again`."""
@@ -323,22 +171,17 @@ class Directory:
         Either the directory is wrong (LMCache 0.5.6 lets any server delete the files of a common folder, which then says that they are
         gone from itself, not from the one that had stored them), or the worker had no room to load them. For a while nobody counts on them.
         """
-        for size, chain in chains.items():
-            if self.chunk % size == 0:
-                step = self.chunk // size
-                for block in chain.hashes[tokens // self.chunk * step + step - 1 :: step]:
-                    found = self._by_block.get(block)
-                    if found is not None and found.l2:
-                        for pool in found.l2:
-                            self._remove_l2(found, pool)
-                        found.l2 = frozenset()
-                        found.doubted = now + DOUBT
-                        self.counters.doubted += 1
-                return
+        for found in self.names.of(chains, tokens // self.chunk):
+            if found.l2:
+                for pool in found.l2:
+                    self._remove_l2(found, pool)
+                found.l2 = frozenset()
+                found.doubted = now + DOUBT
+                self.counters.doubted += 1
 
     def forget(self) -> None:
         """The directory is away: nothing that it said counts any more."""
-        for chunk in self._chunks.values():
+        for chunk in self.names:
             for worker in chunk.l1:
                 self._remove_l1(chunk, worker)
             chunk.l1 = chunk.l2 = frozenset()
@@ -353,11 +196,15 @@ class Directory:
         for (_, size), pool in self._pools.items():
             self._index.maps[size].leave(pool)
         self._pools.clear()
-        self._chunks.clear()
-        self._by_block.clear()
-        self._unsalted.clear()
+        self.names.clear()
         self._soon.clear()
         self._later.clear()
+
+    def _dropped(self, gone: Chunk) -> None:
+        for pool in gone.l2:
+            self._remove_l2(gone, pool)
+        for worker in gone.l1:
+            self._remove_l1(gone, worker)
 
     def _hurry(self, chunk: Chunk) -> None:
         chunk.due = None

@@ -62,7 +62,7 @@ class DirectoryStatus(msgspec.Struct, frozen=True):
         chunk: tokens in each chunk; None: not known yet.
         chunks: that are known by name.
         waiting: chunks to be asked about now.
-        counters: see `DirectoryCounters`.
+        counters: see `DirectoryCounters` and `ChunkNames`.
         workers: by worker id, the directory's name of its server.
     """
 
@@ -134,7 +134,7 @@ class DirectoryFeed:
     def stored(self, event: "Stored", ours: Sequence[int], block_size: int) -> None:
         """A worker has stored chunks in its l1."""
         if self.directory is not None:
-            self.directory.stored(event, ours, block_size)
+            self.directory.names.stored(event, ours, block_size)
 
     def missing(self, chains: "Mapping[int, Chain]", tokens: int) -> None:
         """A worker did not load what storage was said to have of a prompt, from this token on."""
@@ -169,11 +169,9 @@ class DirectoryFeed:
             self._status,
             self._reason,
             None if directory is None else directory.chunk,
-            0 if directory is None else len(directory),
+            0 if directory is None else len(directory.names),
             0 if directory is None else directory.waiting,
-            {}
-            if directory is None
-            else {name: getattr(directory.counters, name) for name in directory.counters.__slots__},
+            {} if directory is None else _counts(directory),
             {worker: instance for instance, worker in self._worker_of.items()},
         )
 
@@ -228,14 +226,14 @@ class DirectoryFeed:
         """Give names to the chunks of prompts that have come."""
         while self._prompts:
             prompt, chains, salt = self._prompts.popleft()
-            first, total = directory.known(chains)
+            first, total = directory.names.known(chains)
             directory.touch(chains, self._clock())
             if first == total:
                 continue
             ids = prompt.ids
             step = max(1, PIECE // directory.chunk)
             for start in range(first, total, step):
-                directory.name(ids, start, min(total, start + step), chains, salt)
+                directory.names.name(ids, start, min(total, start + step), chains, salt)
                 await asyncio.sleep(0)
 
     # -- who is there -----------------------------------------------------------------------------------------------
@@ -320,6 +318,11 @@ class DirectoryFeed:
             if self.directory is not None:
                 self.directory.forget()
         return False
+
+
+def _counts(directory: Directory) -> dict[str, int]:
+    own = {name: getattr(directory.counters, name) for name in directory.counters.__slots__}
+    return {"named": directory.names.named, "forgotten": directory.names.forgotten, **own}
 
 
 def _match(there: Sequence[Instance], workers: "Sequence[tuple[Worker, WorkerHints]]") -> dict[str, str]:

@@ -17,7 +17,8 @@ from gateway.prefix import events
 from gateway.prefix.holders import Tier
 from gateway.prefix.index import PrefixIndex
 from gateway.prompt.blocks import Hasher
-from gateway.residency.directory import AGAIN, DOUBT, SLOWEST, Directory
+from gateway.residency.chunk_names import AGAIN
+from gateway.residency.directory import DOUBT, SLOWEST, Directory
 from tests.lmcache.conftest import FIXTURES, exchanges
 
 MODEL = "qtiny"
@@ -73,7 +74,7 @@ class Scene:
         pass
 
     def stored(self, event, ours, block_size):
-        self.directory.stored(event, ours, block_size)
+        self.directory.names.stored(event, ours, block_size)
 
     def sync(self):
         self.directory.workers({name: [name] for name in self.workers}, self.instances)
@@ -84,9 +85,9 @@ class Scene:
     def ask(self, tokens, salt=None):
         """A prompt comes, its chunks are named, and all that is due is asked about."""
         chains = self.chains(tokens, salt)
-        first, total = self.directory.known(chains)
+        first, total = self.directory.names.known(chains)
         self.directory.touch(chains, self.now)
-        self.directory.name(array("I", tokens), first, total, chains, salt)
+        self.directory.names.name(array("I", tokens), first, total, chains, salt)
         self.round()
         return self.match(tokens, salt)
 
@@ -183,16 +184,16 @@ def test_a_chunk_that_no_block_size_divides_is_left_alone():
     scene = Scene(block_size=48, chunk=64)
     scene.put(PROMPT, "l2")
     assert scene.ask(PROMPT) == {}
-    assert len(scene.directory) == 0
+    assert len(scene.directory.names) == 0
 
 
 def test_the_next_turn_names_only_what_is_new():
     scene = Scene()
     scene.ask(PROMPT)
     longer = PROMPT + list(range(9000, 9100))
-    assert scene.directory.known(scene.chains(longer)) == (6, 9)
+    assert scene.directory.names.known(scene.chains(longer)) == (6, 9)
     scene.ask(longer)
-    assert scene.directory.counters.named == 9
+    assert scene.directory.names.named == 9
 
 
 def test_a_workers_event_names_what_it_has_generated_itself():
@@ -200,7 +201,7 @@ def test_a_workers_event_names_what_it_has_generated_itself():
     names = chunks.names(PROMPT, 32)
     event = ["BlockStored", names, None, PROMPT[:192], 32, None, "cpu"]
     scene.mirrors[WORKER].apply(events.decode(packed([event])), 0.0)
-    assert len(scene.directory) == 6
+    assert len(scene.directory.names) == 6
     scene.put(PROMPT, "l2")
     scene.round()
     # Its events say so; one answer without l1 may be older than they are.
@@ -215,7 +216,7 @@ def test_events_with_hashes_of_another_kind_name_nothing():
     scene = Scene()
     event = ["BlockStored", [bytes(32)], None, PROMPT[:32], 32, None, "cpu"]
     scene.mirrors[WORKER].apply(events.decode(packed([event])), 0.0)
-    assert len(scene.directory) == 0
+    assert len(scene.directory.names) == 0
 
 
 def test_a_chunk_is_asked_about_less_and_less_while_nothing_changes():
@@ -288,8 +289,8 @@ def test_no_more_than_the_limit_is_remembered_and_what_is_forgotten_leaves_the_m
     scene = Scene(limit=4)
     scene.put(PROMPT, "l2")
     scene.ask(PROMPT)
-    assert len(scene.directory) == 4
-    assert scene.directory.counters.forgotten == 2
+    assert len(scene.directory.names) == 4
+    assert scene.directory.names.forgotten == 2
     assert scene.match(PROMPT) == {}  # its first chunks are those that are not known any more
 
 
@@ -297,7 +298,7 @@ def test_a_question_without_an_answer_is_asked_again():
     scene = Scene()
     scene.put(PROMPT, "l2")
     chains = scene.chains(PROMPT)
-    scene.directory.name(array("I", PROMPT), 0, 6, chains, None)
+    scene.directory.names.name(array("I", PROMPT), 0, 6, chains, None)
     wanted = scene.directory.due(0.0, 100)
     assert scene.directory.due(0.0, 100) == []
     scene.directory.again(wanted, 0.0)
