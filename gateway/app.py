@@ -264,6 +264,7 @@ class Gateway:
         return await asyncio.to_thread(self._matching.prepare, config, self._policy_builder(config))
 
     def _match_by(self, config: "Config", fleets: Fleets, tokenizers: "dict[str, PromptTokenizer]") -> None:
+        self._residencies.leaving(fleets)
         self._matching.use(config, fleets, tokenizers)
         self.proxy.matchers = self._matching.matchers
         self._residencies.use(config, fleets)

@@ -106,6 +106,16 @@ class Residencies:
         if self._running:
             self._start_tasks()
 
+    def leaving(self, fleets: "Fleets") -> None:
+        """Workers that are in no fleet of `fleets` will be gone: what they hold moves on. To be called while it is known what they hold."""
+        for fleet in fleets:
+            live = self.fleets.get(fleet.name)
+            if live is None:
+                continue
+            stays = {worker for worker in fleet.workers if worker.routable}
+            for worker in [each for each in live.workers.values() if each not in fleet.workers]:
+                live.draining(worker, among=stays)
+
     def start(self) -> None:
         """Begin to ask workers, and to look at the clock."""
         self._running = True

@@ -4,7 +4,7 @@
 says what is said beside requests. Here they meet. What goes inside a request is given back to whoever sends it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -181,9 +181,13 @@ class FleetResidency:
         except Exception:  # noqa: BLE001 - the gate that calls has better things to do
             self.failed()
 
-    def draining(self, worker: "Worker") -> int:
-        """A worker will be gone soon. How many hints that gave."""
-        others = [each for each in self.workers.values() if each is not worker and each.routable]
+    def draining(self, worker: "Worker", among: "Collection[Worker] | None" = None) -> int:
+        """A worker will be gone soon; one of `among` (None: all others) takes over. How many hints that gave."""
+        others = [
+            each
+            for each in self.workers.values()
+            if each is not worker and each.routable and (among is None or each in among)
+        ]
         try:
             hints = self.core.draining(worker, others, self._clock())
             self.say(hints)

@@ -150,8 +150,9 @@ class Scene:
 
 
 @pytest.fixture
-async def gateway_before():
-    """`gateway_before(urls, ...)`: a `Scene` before the workers at these URLs."""
+async def gateway_before(conservation):
+    """`gateway_before(urls, ...)`: a `Scene` before the workers at these URLs; at the end the law of conservation must hold."""
+    gateways = []
     async with AsyncExitStack() as stack:
 
         async def gateway_before(
@@ -170,6 +171,7 @@ async def gateway_before():
                 )
             )
             await one.start()
+            gateways.append(one)
             stack.push_async_callback(one.stop, 1.0)
             http = await stack.enter_async_context(aiohttp.ClientSession())
             assert await one.wait_ready(20)
@@ -179,3 +181,9 @@ async def gateway_before():
             return Scene(one, http, "sim")
 
         yield gateway_before
+    for one in gateways:
+        assert conservation.broken(one) == []
+        for live in one.proxy.residencies.values():
+            assert live.faults == 0
+            assert live.core.ledger.offered == live.core.ledger.ended + len(live.core.ledger.open)
+    assert conservation.tasks() == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import statistics
 import time
 from contextlib import AsyncExitStack
@@ -298,6 +299,71 @@ async def test_a_reload_switches_residency_on_and_off(simulated, gateway_before)
     await gateway._reconfigure(replace(gateway.config, residency=None))
     await scene.chat(LONG)
     assert gateway.proxy.residencies == {}
+
+
+async def test_a_worker_that_a_reload_takes_away_hands_its_conversations_over(simulated, gateway_before):
+    workers = await simulated(2)
+    scene = await gateway_before([worker.url for worker in workers], hints="{driver: warm}")
+    await followed(scene)
+    _, first, headers = await scene.chat(LONG, headers={"x-session-id": "talk"})
+    home = worker_of(headers)
+    await scene.until(lambda _hints: any(feed.blocks["device"] for feed in scene.gateway.metrics.readings.feeds()))
+    from msgspec.structs import replace
+
+    gateway = scene.gateway
+    (model,) = gateway.config.models
+    stays = tuple(worker for worker in model.workers if not worker.url.endswith(home))
+    await gateway._reconfigure(replace(gateway.config, models=(replace(model, workers=stays),)))
+    await scene.until(lambda hints: any(h["rule"] == "drain" and h["fate"] == "accepted" for h in hints))
+    _, second, _ = await scene.chat(LONG, "yes", "and then?", headers={"x-session-id": "talk"})
+    assert cached(second) > 0.8 * first["usage"]["prompt_tokens"]
+
+
+async def test_a_planner_that_starts_brings_its_generators_prompt_along(simulated, gateway_before):
+    workers = await simulated(2)
+    stages = "stages: {planner: {}, generator: {after: planner, hold: 20s}}\n"
+    scene = await gateway_before(
+        [worker.url for worker in workers],
+        hints="{driver: warm}",
+        top=stages,
+        model="    admission: {}\n",
+        capabilities="{slots: 4}",
+    )
+    await followed(scene)
+    fields = {"x-warmroute-session": "talk", "x-warmroute-stage": "generator"}
+    _, _, headers = await scene.chat(LONG, headers=fields)
+    home = worker_of(headers)
+    await scene.until(lambda _hints: any(feed.blocks["device"] for feed in scene.gateway.metrics.readings.feeds()))
+    admissions = scene.gateway.proxy.admissions
+    (fleet,) = scene.gateway.inspector.fleets()
+    (other,) = [worker for worker in fleet.workers if worker.id != home]
+    # What the gate does when the conversation's planner has started and the worker from before has no slot.
+    admissions.gates["sim"].reservations.warm("talk", admissions.stages.by_name["generator"], other)
+    hints = await scene.until(lambda hints: any(h["rule"] == "planner" and h["fate"] == "accepted" for h in hints))
+    (hint,) = [hint for hint in hints if hint["rule"] == "planner"]
+    assert (hint["action"], hint["worker"], hint["peer"]) == ("prefetch", other.id, home)
+
+
+async def test_each_hint_of_a_traced_request_is_an_event_of_its_span(simulated, gateway_before, tmp_path):
+    (worker,) = await simulated(1)
+    path = tmp_path / "spans.json"
+    traces = f"telemetry: {{traces: {{exporter: file, file: {path}, sample: 1}}}}\n"
+    scene = await gateway_before([worker.url], top=traces)
+    await scene.chat(LONG)
+    await scene.gateway.stop(1.0)
+    spans = [
+        span
+        for line in path.read_text().splitlines()
+        for resource in json.loads(line)["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    events = [event for span in spans for event in span.get("events", ()) if event["name"] == "warmroute.hint"]
+    (event,) = events
+    attributes = {each["key"]: next(iter(each["value"].values())) for each in event["attributes"]}
+    assert attributes["warmroute.hint.rule"] == "retain"
+    assert attributes["warmroute.hint.way"] == "inside"
+    assert attributes["warmroute.hint.fate"] == "accepted"
 
 
 async def test_a_policy_that_looks_at_no_prompts_makes_residency_say_so(simulated, gateway_before):
