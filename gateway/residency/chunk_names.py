@@ -50,7 +50,7 @@ class Chunk:
 
 
 class ChunkNames:
-    """All chunks of one fleet's prompts whose names are known. The oldest are forgotten beyond a limit.
+    """All chunks of one fleet's prompts whose names are known. Beyond a limit those are forgotten that were least lately used.
 
     Attributes:
         chunk: tokens in each.
@@ -91,7 +91,9 @@ class ChunkNames:
                 step = self.chunk // size
                 hashes, total = chain.hashes, len(chain.hashes) // step
                 low, high = 0, total
-                # Chunks are named from the first on, so the known ones are the leading ones.
+                if total and hashes[step - 1] not in self._by_block:
+                    return 0, total  # what comes after it may be known still, see `use`
+                # Chunks are named from the first on, and forgotten from the last on.
                 while low < high:
                     middle = (low + high + 1) >> 1
                     if hashes[middle * step - 1] in self._by_block:
@@ -111,6 +113,13 @@ class ChunkNames:
                     if found is not None:
                         yield found
                 return
+
+    def use(self, chains: "Mapping[int, Chain]") -> None:
+        """A prompt has come: forget its chunks later, the first one last. Does nothing unless the limit is near."""
+        if len(self._chunks) * 8 >= self._limit * 7:
+            for found in reversed(list(self.of(chains))):
+                key = found.salt, found.name
+                self._chunks[key] = self._chunks.pop(key)
 
     def name(self, ids: "array[int]", first: int, stop: int, chains: "Mapping[int, Chain]", salt: str | None) -> int:
         """Give names to the chunks ``[first, stop)`` of a prompt, of which those before `first` have theirs. Costs 10 us for 256 tokens.

@@ -109,6 +109,7 @@ class Directory:
 
     def touch(self, chains: "Mapping[int, Chain]", now: float) -> None:
         """A prompt has come: ask soon about those of its known chunks that were not asked about lately."""
+        self.names.use(chains)
         for found in self.names.of(chains):
             if found.due is not None and (found.asked is None or found.asked + FRESH <= now):
                 # And again soon after that: it may be stored, or fetched, because of this very prompt.

@@ -294,6 +294,25 @@ def test_no_more_than_the_limit_is_remembered_and_what_is_forgotten_leaves_the_m
     assert scene.match(PROMPT) == {}  # its first chunks are those that are not known any more
 
 
+def test_what_prompts_begin_with_stays_known_as_long_as_they_come():
+    scene = Scene(limit=16)
+    system = PROMPT[:64]
+    scene.put(system, "l2")
+    for number in range(20):
+        scene.ask(system + list(range(number * 1000, number * 1000 + 32 * 4)))
+        assert scene.match([*system, 1])[WORKER].l2 == 64
+    assert len(scene.directory.names) == 16
+
+
+def test_a_prompt_whose_beginning_was_forgotten_is_named_anew():
+    scene = Scene(limit=8)
+    scene.put(PROMPT, "l2")
+    scene.ask(PROMPT)
+    scene.ask(list(range(32 * 4)))
+    assert scene.match(PROMPT) == {}
+    assert scene.ask(PROMPT)[WORKER].l2 == 192
+
+
 def test_a_question_without_an_answer_is_asked_again():
     scene = Scene()
     scene.put(PROMPT, "l2")
