@@ -96,7 +96,7 @@ async def second_turn_in_line(pair, scene_of, residency):
     await ids[home].stop()
     scene.gateway.inspector.drain(home)
     async with asyncio.TaskGroup() as group:
-        group.create_task(scene.chat(OTHER, max_tokens=200))
+        group.create_task(scene.chat(OTHER, max_tokens=2000))
         while not ids[other].engine.stats.running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         _, two, headers = await scene.chat(LONG, "yes", "and then?", headers={"x-session-id": "talk"})
