@@ -85,7 +85,7 @@ def test_what_the_example_has_in_comments_is_right_too():
     text = text.replace("stages: {}\n", "stages:\n").replace("residency: null\n", "residency:\n")
     text = re.sub(r"^# ( sticky| mine|   )", r"\1", text.replace("\n#  ", "\n  "), flags=re.MULTILINE)
     text = re.sub(r"^( +)# ((?:-|  [a-z_]+:|    [a-z_]+:) ?.*)$", r"\1\2", text, flags=re.MULTILINE)
-    text = re.sub(r"^    # (tokenizer|admission|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
+    text = re.sub(r"^    # (tokenizer|l2|admission|timeouts|retries|health):", r"    \1:", text, flags=re.MULTILINE)
     config = loads(text, environ={"EAST_API_KEY": "k", "LMCACHE_KEY": "l", "SHOP_KEY": "k" * 20, "SHOP_SALT": "s" * 8})
     east = config.models[0].workers[-1]
     assert (east.id, east.api_key, east.capabilities.slots) == ("east-1", "k", 8)
@@ -95,6 +95,9 @@ def test_what_the_example_has_in_comments_is_right_too():
     assert config.tenants["shop"].may_set == ("stage", "deadline")
     assert config.stages["generator"].after == "planner"
     assert config.models[0].admission == schema.Admission()
+    assert config.models[0].l2 == schema.L2(
+        url="http://10.0.0.2:9300", model="meta-llama/Llama-3.1-70B", world_size=8, chunk=256, api_key="l"
+    )
     assert (east.hints.driver, east.hints.api_key, east.hints.priority) == ("auto", "l", 100)
     assert config.residency == schema.ResidencyConfig(rules=ResidencyRules(hot_prefix=HotPrefixRule()))
 
