@@ -335,11 +335,14 @@ class Gate:
         request.now = now
         estimate, kind, slack = self._estimate(ticket), _kind(ticket), ticket.deadline - now
         if request.prompt_tokens <= 0:  # the same for all
-            needs = [estimate.needs(None, kind)] * len(roomy)
+            least = estimate.needs(None, kind)
+            if least <= slack:
+                return roomy
+            needs = [least] * len(roomy)
         else:
             needs = [estimate.needs(predicted_ttft(request, candidate), kind) for candidate in roomy]
-        if max(needs) <= slack:
-            return roomy
+            if max(needs) <= slack:
+                return roomy
         kept = [candidate for candidate, seconds in zip(roomy, needs, strict=True) if seconds <= slack]
         # Nobody else is there to learn from: one is tried whatever is predicted, or a bad guess would stay for good.
         if kept or not self.room.running.get(ticket.name):

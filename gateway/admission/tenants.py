@@ -6,7 +6,6 @@ is read.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from hashlib import sha256
 from hmac import compare_digest
 from math import ceil
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -14,6 +13,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from gateway.admission.keys import KeysError, digest, parse_hash, read_files
 from gateway.admission.limits import NEVER, Account, Bucket, Refusal, in_words
 from gateway.errors import GatewayError, Source
+
+try:  # Python's own: OpenSSL's takes as long again to begin as it then takes for a key
+    from _sha256 import sha256  # type: ignore[import-not-found]  # private, and in no stubs
+except ImportError:  # it has another name since Python 3.12
+    from hashlib import sha256
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config, Model

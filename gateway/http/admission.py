@@ -48,17 +48,18 @@ def arrive(journey: "Journey", fleet: "Fleet", admissions: "Admissions") -> None
         return
     now = monotonic()
     journey.gate = gate
+    # In the order of its fields: with their names it takes five times as long.
     ticket = journey.ticket = Ticket(
         now,
-        tenant=name,
-        group=(stage.name if stage is not None else "", name),
-        weight=tenant.weight if tenant is not None else 1.0,
-        stage=stage,
-        pool=gate.pool_of(stage),
-        priority=(stage.priority if stage is not None else 0) + asked_priority(asked, journey.parsed),
-        deadline=deadline_of(stage, asked, journey.start),
-        tokens=max(1, len(journey.body) // _BYTES_PER_TOKEN),
-        session=session,
+        name,
+        tenant.weight if tenant is not None else 1.0,
+        stage,
+        (stage.name if stage is not None else "", name),
+        gate.pool_of(stage),
+        (stage.priority if stage is not None else 0) + asked_priority(asked, journey.parsed),
+        deadline_of(stage, asked, journey.start),
+        len(journey.body) // _BYTES_PER_TOKEN or 1,
+        session,
     )
     gate.arrive(ticket, now)
 
