@@ -27,12 +27,14 @@ MARK_TOKENS: Final = 512
 MOST_DIRECTIVES: Final = 16
 TICK: Final = 5.0
 """Seconds between two looks at the price."""
+REBUILD: Final = 4
+"""Ticks from one working out of values to the next."""
 SMOOTH: Final = 0.1
 """Weight of the newest price."""
 ALIKE: Final = 1.25
 """Neighbours whose lifetimes differ by less than this factor are claimed together."""
 SAMPLE: Final = 2
-LOOKED_AT: Final = 1024
+LOOKED_AT: Final = 512
 """Parts, about, by which the price is found."""
 
 USES, LENGTHS, OUTPUTS, SHARES = 8, 16, 16, 6
@@ -79,7 +81,7 @@ class KeepingModel:
         price: hits per second that room must be worth; 0 until the fleet's memory has been filled once.
     """
 
-    __slots__ = ("_capacity", "_lifetimes", "_next", "_parts", "_stride", "_waiting", "hazard", "price")
+    __slots__ = ("_capacity", "_lifetimes", "_next", "_parts", "_stride", "_ticks", "_waiting", "hazard", "price")
 
     def __init__(self, block_size: int, capacity_tokens: int, most_bytes: int = 32 << 20, sample: int = SAMPLE) -> None:
         """Nothing is known yet.
@@ -94,6 +96,7 @@ class KeepingModel:
         self._parts = Parts(most_bytes, sample)
         self._waiting: list[deque[tuple[float, int, Part]]] = [deque() for _ in range(BINS)]
         self._next = 0.0
+        self._ticks = 0
         self._lifetimes: dict[int, float] = {}
         self._capacity = 0
         self.hazard = Hazard(FACTS)
@@ -217,7 +220,9 @@ class KeepingModel:
         last = self._waiting[-1]
         while last and last[0][0] <= now - EDGES[-1]:
             last.popleft()
-        hazard.rebuild()
+        self._ticks += 1
+        if self._ticks % REBUILD == 1:
+            hazard.rebuild()
         self._lifetimes.clear()
         self._find_price(now)
 
