@@ -22,7 +22,7 @@ from policies.base import Match, RouteRequest
 
 KEYS = {
     *("id", "trace_id", "span_id", "sampled", "time", "model", "path", "stream", "tenant", "stage", "policy"),
-    *("prompt", "timings", "candidates", "chosen", "reason", "attempts", "predicted", "actual", "gaps"),
+    *("prompt", "timings", "candidates", "chosen", "reason", "attempts", "predicted", "actual", "gaps", "hints"),
     *("bytes_in", "bytes_out", "status", "outcome", "error"),
 }
 
