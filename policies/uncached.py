@@ -23,6 +23,6 @@ def requests_by_weight(candidates: Sequence[Candidate]) -> list[float]:
     With this one, because a worker that fails at once has none in flight: divided by however small a weight, none would stay the least of all.
     """
     return [
-        worker.in_flight if (weight := worker.weight) == 1 else (worker.in_flight + 1) / weight - 1
+        worker.in_flight if worker.weight == 1.0 else (worker.in_flight + 1) / worker.weight - 1
         for worker in [candidate.worker for candidate in candidates]
     ]

@@ -1,6 +1,7 @@
 """Writes a configuration as YAML that `gateway.config.load` reads back: for ``warmroute check --print`` and for tests."""
 
 import re
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -46,9 +47,15 @@ def dump(config: Config, *, secrets: bool = False) -> str:
 
     With `secrets` the text holds the API keys, and loading it gives an equal `Config`; without, they are `REDACTED`.
     """
-    data = _plain(config, inspect.type_info(Config), secrets=secrets)
+    data = _plain(config, _config(), secrets=secrets)
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+@cache
+def _config() -> inspect.Type:
+    """The schema, which takes 8 ms to look through."""
+    return inspect.type_info(Config)
 
 
 def _plain(value: Any, kind: inspect.Type, *, secrets: bool) -> Any:

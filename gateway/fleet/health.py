@@ -22,7 +22,7 @@ from gateway.fleet.fleet import Fleet, Fleets
 from gateway.fleet.hosts import HostWatch
 from gateway.fleet.membership import Membership
 from gateway.fleet.models import ModelCards
-from gateway.fleet.outliers import outliers
+from gateway.fleet.standing import compare, degraded, soonest
 from gateway.fleet.states import COUNTED, DOUBT_STEP, FailureKind, Life, Transition
 from gateway.fleet.worker import Worker, WorkerState
 from gateway.tasks import TaskGroup
@@ -178,44 +178,14 @@ class HealthMonitor:
         life.rests(now, now + seconds, status)
 
     def soonest(self, fleet: Fleet) -> tuple[float, int] | None:
-        """If workers of `fleet` would take requests but have asked for a rest: seconds until the first may, and its kind of status.
-
-        The status is 429 if that is what all of them said, else 503. None: nobody rests.
-        """
-        now = self._clock()
-        resting = [
-            life
-            for worker in fleet.workers
-            if (life := self._lives.get(worker)) is not None
-            and life.rest_until > now
-            and (worker.state is WorkerState.READY or life.tryable)
-        ]
-        if not resting:
-            return None
-        all_429 = all(life.rest_status == 429 for life in resting)
-        return min(life.rest_until for life in resting) - now, 429 if all_429 else 503
+        """See `gateway.fleet.standing.soonest`; of one fleet, now."""
+        membership = self._memberships.get(fleet.name)
+        return None if membership is None else soonest(membership.lives, self._clock())
 
     def degraded(self, fleet: str) -> list[str]:
         """What works less well than it should in a fleet, in words, for `/readyz`: a panic, rests, suspects."""
         membership = self._memberships.get(fleet)
-        if membership is None:
-            return []
-        now = self._clock()
-        said = []
-        if membership.panic:
-            used = sorted(
-                life.worker.id
-                for life in membership.lives
-                if life.worker.routable and life.worker.state is WorkerState.EJECTED
-            )
-            said.append(f"panic: too many workers are out, these are used though they failed: {', '.join(used)}")
-        resting = sorted(life.worker.id for life in membership.lives if life.rest_until > now)
-        if resting:
-            said.append(f"workers that asked for a rest (Retry-After): {', '.join(resting)}")
-        suspects = sorted(life.worker.id for life in membership.lives if life.suspect_until > now)
-        if suspects:
-            said.append(f"suspect, for others of their host were ejected: {', '.join(suspects)}")
-        return said
+        return [] if membership is None else degraded(membership, self._clock())
 
     def panics(self) -> dict[str, bool]:
         """By fleet, whether it is in a panic."""
@@ -410,18 +380,9 @@ class HealthMonitor:
 
     def _compare(self, fleet: Fleet, membership: Membership, now: float) -> None:
         """Eject those whose success rate of the interval that has ended is far below the others'."""
-        rules = fleet.health.ejection.outliers
-        lives = [life for life in membership.lives if life.worker.state is WorkerState.READY]
-        counts = [(life.good, life.bad) for life in lives]
-        for life in membership.lives:
-            life.good = life.bad = 0
-        if not rules.enabled:
-            return
-        for index, rate, mean in outliers(counts, rules):
-            life = lives[index]
-            life.outlier(now, f"{rate:.0%} of its requests succeeded, {mean:.0%} in the mean of its peers and itself")
-            if life.worker.state is WorkerState.EJECTED:
-                self.outliers[fleet.name] = self.outliers.get(fleet.name, 0) + 1
+        ejected = compare(membership.lives, fleet.health.ejection.outliers, now)
+        if ejected:
+            self.outliers[fleet.name] = self.outliers.get(fleet.name, 0) + ejected
 
     def _doubt_host(self, transition: Transition) -> None:
         """A worker was ejected: if others of its host were as well, the rest of that host has to prove itself."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 from gateway.errors import GatewayError, Retry
 from gateway.fleet.states import FailureKind
 from gateway.http import hints
-from gateway.http.hedging import Contender, overtaken
 from gateway.http.outgoing import body_for, head_for
+from gateway.http.racing import Contender, overtaken
 from gateway.http.relay import Exchange, set_deadlines
 from gateway.http.upstream import upstream_error
 from gateway.telemetry.record import HEDGE_LOST, Attempt
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.health import HealthMonitor
     from gateway.fleet.worker import Worker
-    from gateway.http.hedging import Entrant
     from gateway.http.journey import Journey
     from gateway.http.pool import UpstreamPool
+    from gateway.http.racing import Entrant
     from gateway.http.sweep import Sweeper
     from gateway.http.watch import UsageWatch
     from gateway.prefix.lookup import Matcher
