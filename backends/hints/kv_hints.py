@@ -122,6 +122,9 @@ class KvHintsDriver:
         }
 
 
+_PLACE: Final = frozenset({"start", "end"})
+
+
 def _keeping(hints: Sequence[Hint], runs: Sequence[Directive]) -> list[dict[str, Any]]:
     """`kv.retain`, and `vllm.set_priority` where one number can say it without taking anything back.
 
@@ -137,6 +140,9 @@ def _keeping(hints: Sequence[Hint], runs: Sequence[Directive]) -> list[dict[str,
         if run.ttl:
             one["duration"] = run.ttl
         said.append(one)
+    if any(hint.answer for hint in hints):
+        # The tokens to come have no places yet; priorities never rise along them, either.
+        said.append({**{key: value for key, value in said[-1].items() if key not in _PLACE}, "covers_output": True})
     actions = [
         {
             "action_id": f"kv.retain/{number}",

@@ -70,6 +70,7 @@ class Hint(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
         ttl: seconds for which the wish stands; 0: until further notice.
         created: seconds on the caller's clock.
         reason: why, in a few words for a person.
+        answer: of retention: what the request generates is meant as well, as far as it goes on where `stop` is.
     """
 
     id: int
@@ -86,6 +87,7 @@ class Hint(msgspec.Struct, frozen=True, eq=False, gc=False, kw_only=True):
     ttl: float = 0.0
     created: float = 0.0
     reason: str = ""
+    answer: bool = False
 
 
 class Fate(StrEnum):

@@ -17,12 +17,12 @@ class QueuedNext(Struct, frozen=True, kw_only=True):
 
 
 class Retain(Struct, frozen=True, kw_only=True):
-    """Between two turns of a conversation the worker is told for how long to keep it, and how firmly: as learned from how soon turns come."""
+    """Between two turns of a conversation the worker is told for how long to keep it: as learned from how soon turns come."""
 
     min_tokens: Count = 256
     """Shorter prompts are not spoken of."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.9
-    """The prompt is kept for as long as this share of the conversation's turns took to come back, by what was learned of it."""
+    """The prompt is kept for as long as this share of turns took to come, of the conversation's own or of all, whichever is longer."""
     gap: Seconds = 60.0
     """Assumed between two turns where nothing has been learned yet."""
     shortest: Seconds = 5.0

@@ -20,6 +20,8 @@ FLEET: Final = "m"
 MOST_DIRECTIVES: Final = 16
 """Ranges of different worth in one request."""
 FOREVER: Final = float("inf")
+ENDLESS: Final = 1 << 40
+"""Blocks: the answer's as well."""
 
 Later = Callable[[float, Hint], None]
 """To be called back, with the hint, at that time."""
@@ -94,15 +96,23 @@ class Hints:
             self.core.ledger.fate(hint, Fate.ACCEPTED, "inside the request", asked.now)
         # A block belongs to the range that has its first token.
         size = self._block_size
-        return [
+        retentions = [
             Retention(-(-run.start // size), -(-run.stop // size), run.priority, now + (run.ttl or FOREVER))
             for run in directives(inside, MOST_DIRECTIVES)
         ]
+        if any(hint.answer for hint in inside):
+            retentions[-1] = retentions[-1]._replace(stop=ENDLESS)
+        return retentions
 
     def answered(self, asked: Asked, worker: str, cached: int, output_tokens: int, now: float) -> None:
         """It has ended; `cached`: tokens of the prompt that the worker had."""
         self._now = now
         self._say(self.core.answered(asked, worker, cached, output_tokens, now + self._epoch))
+
+    def reserved(self, session: str, stage: str, worker: Worker, now: float) -> None:
+        """A slot is kept at `worker` for a conversation's next stage."""
+        self._now = now
+        self._say(self.core.reserved(session, stage, worker, now + self._epoch))
 
     def heard(self, worker: str, outputs: Iterable[Output], now: float) -> None:
         """A worker publishes what changed in its cache."""

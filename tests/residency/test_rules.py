@@ -87,19 +87,33 @@ def test_a_prefetch_that_nobody_said_before_its_request_came_was_overtaken(playi
 # retain
 
 
-def test_conversations_that_come_back_sooner_are_kept_firmer_and_not_for_as_long(playing, subject_of):
+def test_conversations_that_take_longer_to_come_back_are_kept_for_longer_and_none_firmer_than_others(
+    playing, subject_of
+):
     play = playing(only(retain=True))
-    quick, slow = [], []
+    slow, quick = [], []
     for number in range(12):
-        quick, _ = play.turn(subject_of(1, 100 + number, "quick"), 1000.0 + 2 * number)
-    for number in range(12):
-        slow, _ = play.turn(subject_of(2, 100 + number, "slow"), 2000.0 + 120 * number)
+        slow, _ = play.turn(subject_of(2, 100 + number, "slow"), 1000.0 + 120 * number, cached=1600)
+    for number in range(60):
+        quick, _ = play.turn(subject_of(1, 100 + number, "quick"), 4000.0 + 2 * number, cached=1600)
+    slow, _ = play.turn(subject_of(2, 120, "slow"), 4120.0, cached=1600)
     (quick, slow) = quick[0], slow[0]
     assert quick.action is slow.action is Action.RETAIN
-    assert quick.priority > slow.priority > 50
-    assert quick.ttl < 20
+    assert quick.priority == slow.priority > 50
+    assert quick.ttl < slow.ttl
     assert slow.ttl > 120
-    assert (quick.start, quick.stop) == (0, quick.subject.tokens)
+    assert (quick.start, quick.stop, quick.answer) == (0, quick.subject.tokens, True)
+
+
+def test_what_is_kept_for_a_new_conversation_follows_from_the_gaps_of_all(playing, subject_of):
+    times = []
+    for gap in (2.0, 200.0):
+        play = playing(only(retain=True))
+        for number in range(200):
+            play.turn(subject_of(1, 100 + number, "x"), 1.0 + gap * number, cached=1600)
+        (hint,), _ = play.turn(subject_of(2, 100, "new"), 1e6)
+        times.append(hint.ttl)
+    assert times[0] < 20 < times[1]
 
 
 def test_what_never_comes_back_is_not_spoken_of_any_more(playing, subject_of):

@@ -217,3 +217,12 @@ def test_what_was_sent_to_the_real_vllm_is_what_the_driver_says(recorded, make_h
     for action in ours["actions"]:
         assert action.keys() == sent[action["action_type"]].keys()
         assert action["payload"].keys() == sent[action["action_type"]]["payload"].keys()
+
+
+def test_what_is_kept_with_its_answer_says_so_without_a_place_for_it(make_hint):
+    hint = make_hint(priority=60, ttl=30.0, answer=True)
+    (retain, *_) = KvHintsDriver().fields([hint], {})["kv_hints"]["actions"]
+    assert retain["payload"]["directives"] == [
+        {"start": hint.start, "end": hint.stop, "priority": 60, "duration": 30.0},
+        {"priority": 60, "duration": 30.0, "covers_output": True},
+    ]

@@ -70,6 +70,7 @@ class Voice:
         priority: int = 50,
         ttl: float = 0.0,
         reason: str = "",
+        answer: bool = False,
         session: "Session | None" = None,
         mark: int = 0,
     ) -> "Entry | None":
@@ -96,6 +97,7 @@ class Voice:
             ttl=ttl,
             created=now,
             reason=reason,
+            answer=answer,
         )
         into.append(hint)
         entry = ledger.offer(hint, mark)

@@ -1,11 +1,13 @@
-"""`retain`: between two turns of a live conversation its prompt is kept, for as long and as firmly as its next turn is expected to take.
+"""`retain`: between two turns of a live conversation its prompt is kept, for as long as its next turn is expected to take.
 
-What is learned are the gaps from one turn to the next (`gateway.residency.gaps`): of this conversation and, before it has any, of all.
-It is kept for the configured quantile of its gaps; the firmer, the sooner it comes back compared with others: 60 for one as quick as the
-fleet's median, 10 more or less for each factor of two. Nothing is said of first turns where conversations mostly have no second.
+What is learned are the gaps from one turn to the next (`gateway.residency.gaps`): of this conversation and, before it has any, of all. The
+prompt and its answer are kept for the configured quantile of its gaps, or of everybody's where that is longer; a conversation that comes
+back sooner or later than others is known better with each turn. Nothing is said of turns after which few come back.
+
+All conversations are kept equally firmly: the one used longest ago still goes first among those whose time is not over, as without hints.
+Keeping those firmer that come back sooner was tried and was worse (docs/adr/0017-residency-rules.md).
 """
 
-from math import log
 from typing import TYPE_CHECKING, Final
 
 from backends.hints.model import Action
@@ -17,15 +19,10 @@ if TYPE_CHECKING:
     from gateway.config.residency import Retain
     from policies.base import Match, WorkerView
 
-MIDDLE: Final = 60
-STEP: Final = 10
-LOWEST, HIGHEST = 51, 80
+PRIORITY: Final = 60
 """Above what nothing is said of (50), below what a client asks for itself."""
 ODDS: Final = 0.3
 """Nothing is said of a turn after which, by what was seen of others, fewer come back."""
-
-
-_DOUBLE: Final = log(2.0)
 
 
 class RetainRule(Rule):
@@ -50,14 +47,9 @@ class RetainRule(Rule):
         sessions = self.context.sessions
         if sessions.returns.odds(session.turns + 1) < ODDS:
             return
-        gaps = session.gaps
-        if gaps is None:
-            priority, ttl = MIDDLE, sessions.gaps.quantile(self._score)
-        else:
-            # Both means are natural logarithms.
-            priority = int(MIDDLE + (sessions.gaps.mean - gaps.mean) * (STEP / _DOUBLE))
-            priority = LOWEST if priority < LOWEST else min(priority, HIGHEST)
-            ttl = gaps.quantile(self._score)
+        ttl = sessions.gaps.quantile(self._score)
+        if session.gaps is not None:
+            ttl = max(ttl, session.gaps.quantile(self._score))
         self.context.voice.say(
             into,
             self.name,
@@ -66,8 +58,9 @@ class RetainRule(Rule):
             subject,
             asked.now,
             stop=subject.tokens,
-            priority=priority,
+            priority=PRIORITY,
             ttl=max(numbers.shortest, min(numbers.longest, ttl)),
             reason="its next turn is expected",
+            answer=True,
             session=session,
         )
