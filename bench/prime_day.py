@@ -314,6 +314,8 @@ def report(results: dict[str, ReplayResult]) -> tuple[str, str]:
     return page, picture(on, off)
 
 
+LIVE: Final = "\n## The same day over HTTP\n"
+"""The section of the page that is no replay's, and is kept: see `bench.prime_day_live`."""
 _PAGE: Final = """# A day like Prime Day
 
 Written by `make prime-day` (`bench/prime_day.py`); virtual time, so the figures are the same on any machine. What is run are the gateway's
@@ -350,6 +352,8 @@ def main() -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         results = dict(zip(RUNS, pool.map(_run, RUNS), strict=True))
     page, drawn = report(results)
+    before = target.read_text(encoding="utf-8") if target.exists() else ""
+    page += before[before.find(LIVE) :] if LIVE in before else ""
     target.write_text(page, encoding="utf-8")
     target.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     print(page)
