@@ -110,7 +110,7 @@ def test_what_is_kept_for_a_new_conversation_follows_from_the_gaps_of_all(playin
     for gap in (2.0, 200.0):
         play = playing(only(retain=True))
         for number in range(200):
-            play.turn(subject_of(1, 100 + number, "x"), 1.0 + gap * number, cached=1600)
+            play.turn(subject_of(1, 100 + number, "x"), 1.0 + gap * number, cached=16 * (100 + number))
         (hint,), _ = play.turn(subject_of(2, 100, "new"), 1e6)
         times.append(hint.ttl)
     assert times[0] < 20 < times[1]
