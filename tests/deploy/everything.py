@@ -15,6 +15,7 @@ from gateway.telemetry.loop import LoopMonitor
 from gateway.telemetry.metrics import Metrics, Outcome
 from gateway.telemetry.reasons import Reason
 from gateway.telemetry.residency import ResidencyReading
+from gateway.telemetry.resilience import ResilienceReading
 
 CHAT = "/v1/chat/completions"
 
@@ -83,6 +84,7 @@ def everything(hyperpod=None):
         queues=lambda: {"m": QueueReading(4, 7.5, 1)},
         upstream_sockets=lambda: {"w1": (3, 1)},
         policy_faults=lambda: {"m": 1},
+        resilience=lambda: [("m", ResilienceReading(hedges={"won": 1}))],
         dropped=lambda: {"spans": 1, "logs": 2},
         loop=LoopMonitor(),
         tenants=lambda: [("shop", account)],
