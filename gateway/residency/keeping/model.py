@@ -173,11 +173,22 @@ class KeepingModel:
     def _came(self, part: Part, now: float) -> None:
         """A part that is learned from was asked for again."""
         age = age_bin(now - part.last)
-        size, hazard, facts = len(part.marks), self.hazard, facts_of(part.key)
+        size = len(part.marks)
         while part.watched < age:
-            hazard.saw(facts, part.watched, False, size)
+            self._learn(part.key, part.watched, False, size)
             part.watched += 1
-        hazard.saw(facts, age, True, size)
+        self._learn(part.key, age, True, size)
+
+    def _learn(self, key: int, age: int, came: bool, size: int) -> None:
+        """Both for what is known when a prompt is sent and, once its answer has ended, for what is known then.
+
+        A part whose answer runs is hardly ever asked for. Were it learned from as one of unknown output only, as long as it is that, all that is
+        known at sending would seem never to come back.
+        """
+        unknown = with_output(key, 0)
+        self.hazard.saw(facts_of(unknown), age, came, size)
+        if key != unknown:
+            self.hazard.saw(facts_of(key), age, came, size)
 
     def _directives(self, kept: Kept, asked: float, now: float) -> list[Directive]:
         """What to say of a prompt that came at `asked`."""
@@ -214,7 +225,7 @@ class KeepingModel:
                 _, stamp, part = note
                 if part.stamp != stamp:
                     continue
-                hazard.saw(facts_of(part.key), age, False, len(part.marks))
+                self._learn(part.key, age, False, len(part.marks))
                 part.watched = age + 1
                 self._waiting[age + 1].append(note)
         last = self._waiting[-1]
