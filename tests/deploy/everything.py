@@ -21,6 +21,16 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass
+class Overloaded:
+    """A guard as metrics read it."""
+
+    step: int = 3
+    pressures: dict[str, float] = field(default_factory=lambda: {"memory": 1.0})
+    refused: dict[str, int] = field(default_factory=lambda: {"memory": 2})
+    turned_away: int = 1
+
+
+@dataclass
 class Reading:
     id: str
     state: WorkerState = WorkerState.READY
@@ -87,6 +97,7 @@ def everything(hyperpod=None):
         resilience=lambda: [("m", ResilienceReading(hedges={"won": 1}))],
         dropped=lambda: {"spans": 1, "logs": 2},
         loop=LoopMonitor(),
+        overload=Overloaded(),
         tenants=lambda: [("shop", account)],
         feeds=lambda: [status],
         prefix_maps=lambda: {16: PrefixMap(16)},
