@@ -219,7 +219,7 @@ class Engine:
 
         Args:
             keys: of the prompt.
-            start: of the first block; on the device what is cached must reach as far.
+            start: of the first block; to the device, what is missing before it comes, too, for it would be of no use without.
             stop: behind the last one.
             source: where they are: ``l1`` or ``l2``.
             target: ``l1`` or ``device``.

@@ -35,10 +35,8 @@ class Prefetcher:
     ) -> float | None:
         """Begin to bring ``keys[start:stop]`` from `source`, or from the memory of another worker, nearer: see `Engine.prefetch`."""
         if target == "device":
-            # What is on the device is the beginning of a chain, so what comes must join on.
+            # What is on the device is the beginning of a chain: what comes must join on, wherever that ends by now.
             first = self._memory.device.held(keys, min(stop, len(keys)))
-            if first < start:
-                return None
         elif target == "l1" and self._memory.l1.capacity:
             first = start
         else:

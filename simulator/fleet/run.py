@@ -16,6 +16,7 @@ from typing import Final, cast
 
 from backends.hints.model import Hint
 from backends.registry import driver_named
+from gateway.admission.stages import Stage
 from gateway.config.schema import Capabilities, TierMemory, Tiers
 from gateway.errors import GatewayError
 from gateway.fleet.worker import Lease, Worker, WorkerState
@@ -140,6 +141,8 @@ class _Run:
                 later=self._say,
                 epoch=_EPOCH,
             )
+            if self._door is not None:
+                self._door.gate.reservations.warm = self._reserved
         self._bounds = Bounds(options.workers * profile.kv_blocks, profile.block_size)
         requests = workload.requests
         self._requests: Sequence[WorkRequest] = requests
@@ -149,6 +152,7 @@ class _Run:
         self._running: dict[str, _Running] = {}
         self._waiting: dict[int, RequestKeys] = {}
         self._ended = 0
+        self._now = 0.0
         self._refused = 0
         self._last = 0.0
         # (time, what: 0 an engine, 1 an arrival, 2 a look at the line, 3 a hint comes, 4 a tick of residency, engine, request or hint)
@@ -170,7 +174,8 @@ class _Run:
         """Until every request has ended."""
         events, series = self._events, self._series
         while events:
-            now, kind, index = heappop(events)
+            self._now, kind, index = heappop(events)
+            now = self._now
             if now >= series.due:
                 series.sample(now, self._workers, self._refused)
             if kind == 1:
@@ -309,6 +314,11 @@ class _Run:
             # Without a line in the gateway the one at the worker is where it waits.
             hints.waits(asked, worker, match, now)
         return asked, hints.sent(asked, worker, match, now)
+
+    def _reserved(self, session: str, stage: Stage, worker: Worker) -> None:
+        """The gate keeps a slot at `worker`: what will be needed there may be fetched."""
+        assert self._hints is not None
+        self._hints.reserved(session, stage.name, worker, self._now)
 
     def _say(self, at: float, hint: Hint) -> None:
         self._said.append(hint)

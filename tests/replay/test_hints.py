@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from backends.hints.model import Action
 from gateway.cli import main
-from gateway.config.residency import ResidencyBudget, ResidencyConfig, ResidencyRules, Retain
-from gateway.config.schema import Admission
+from gateway.config.residency import ResidencyBudget, ResidencyConfig, ResidencyRules
+from gateway.config.schema import Admission, Stage
+from gateway.residency.rules.base import Rule
 from simulator.fleet import replay
 from simulator.fleet.admission import AdmissionOptions
 
@@ -39,14 +41,40 @@ def crowded(script):
     return script.workload
 
 
-def test_conversations_are_kept_between_their_turns_though_lru_would_have_let_them_go(crowded, fleet):
-    # The strangers' prompts are a little shorter: nothing is said of them.
-    numbers = Retain(gap=15.0, min_tokens=2000)
+class KeepLive(Rule):
+    """A rule that knows which conversations come back."""
+
+    name = "keep-live"
+
+    def sent(self, into, asked, worker, match):
+        if asked.subject.session.startswith("live") or match.tokens:
+            self.context.voice.say(
+                into,
+                self.name,
+                Action.RETAIN,
+                worker.id,
+                asked.subject,
+                asked.now,
+                stop=asked.subject.tokens,
+                priority=90,
+                ttl=60.0,
+                session=asked.session,
+            )
+
+
+@pytest.fixture
+def keeping(monkeypatch):
+    """That rule in place of all others."""
+    monkeypatch.setattr("gateway.residency.residency.RULES", (lambda context, _: KeepLive(context),))
+    return ResidencyConfig()
+
+
+def test_conversations_are_kept_between_their_turns_though_lru_would_have_let_them_go(crowded, fleet, keeping):
     plain = replay(crowded, fleet(workers=1, kv_blocks=110), "ttft")
-    kept = replay(crowded, fleet(workers=1, kv_blocks=110, residency=only(retain=numbers)), "ttft")
+    kept = replay(crowded, fleet(workers=1, kv_blocks=110, residency=keeping), "ttft")
     assert kept.summary()["hit_rate"] > plain.summary()["hit_rate"] + 0.1
-    assert kept.hints["retain"]["accepted"] == kept.hints["retain"]["offered"] > 0
-    assert kept.hints["retain"]["useful"] > 0
+    assert kept.hints["keep-live"]["accepted"] == kept.hints["keep-live"]["offered"] == 36
+    assert kept.hints["keep-live"]["useful"] > 25
 
 
 def test_without_a_rule_that_is_on_a_replay_is_the_same_as_without_residency(crowded, fleet):
@@ -133,15 +161,16 @@ def trace(tmp_path):
     return path
 
 
+@pytest.mark.usefixtures("keeping")
 def test_the_command_tells_the_hints_fates_in_its_table_json_and_report(trace, tmp_path, capsys):
-    command = f"replay {trace} --format mooncake --policy ttft --workers 2 --hints on --json {tmp_path / 'a.json'} --html {tmp_path / 'a.html'}"
-    assert main(command.split()) == 0
-    hints = json.loads((tmp_path / "a.json").read_text())["policies"]["ttft"]["hints"]
-    assert hints["retain"]["offered"] > 0
-    assert f"hints of retain: {hints['retain']['offered']} offered" in capsys.readouterr().out
+    command = f"replay {trace} --format mooncake --policy ttft --workers 2 --jobs 1 --hints on"
+    assert main([*command.split(), "--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html")]) == 0
+    row = json.loads((tmp_path / "a.json").read_text())["policies"]["ttft"]["hints"]["keep-live"]
+    assert row["offered"] > 10
+    assert f"hints of keep-live: {row['offered']} offered" in capsys.readouterr().out
     page = (tmp_path / "a.html").read_text()
-    assert "Hints" in page
-    assert "retain" in page
+    assert "<h2>Hints</h2>" in page
+    assert "ttft: keep-live" in page
 
 
 def test_the_command_takes_names_of_rules_and_a_configurations_numbers(trace, tmp_path):
@@ -162,3 +191,18 @@ def test_an_unknown_rule_is_refused_with_those_that_there_are(trace, capsys):
     error = capsys.readouterr().err
     assert "retian" in error
     assert "queued-next" in error
+
+
+def test_what_a_following_stage_will_need_is_fetched_when_its_slot_is_reserved(script, fleet):
+    script.ask(0.0, range(100, 140), 2, session="a", stage="generator")
+    script.ask(10.0, range(5000, 5050), 1)
+    script.ask(20.0, range(3), 200, session="a", stage="planner")
+    script.ask(23.0, range(100, 142), 2, session="a", stage="generator")
+    stages = {"planner": Stage(), "generator": Stage(after="planner", hold=10.0)}
+    line = AdmissionOptions(settings=Admission(prefill_ahead=1e9), stages=stages)
+    options = {"workers": 1, "slots": 4, "admission": line, **TIERS}
+    plain = replay(script.workload, fleet(**options), "ttft")
+    fetched = replay(script.workload, fleet(**options, residency=only(planner=True)), "ttft")
+    assert plain.requests.device[-1] < 1000
+    assert fetched.requests.device[-1] >= 3500
+    assert fetched.hints["planner"]["useful"] == 1

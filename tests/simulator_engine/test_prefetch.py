@@ -75,11 +75,17 @@ def test_what_is_there_or_on_its_way_is_not_brought_again(far):
     assert engine.prefetch(request.blocks, 0, 8, "l2", "l1", 20.0) is None
 
 
-def test_nothing_comes_that_is_nowhere_or_that_does_not_join_on(far, ask):
+def test_nothing_comes_that_is_nowhere(far, ask):
     engine, request = far()
     assert engine.prefetch(ask(engine.profile, "unknown", 640).blocks, 0, 40, "l2", "l1", 10.0) is None
     assert engine.prefetch(request.blocks, 0, 40, "l1", "device", 10.0) is None
-    assert engine.prefetch(request.blocks, 3, 40, "l2", "device", 10.0) is None
+
+
+def test_what_comes_to_the_device_joins_on_to_what_is_there(far):
+    engine, request = far()
+    engine.prefetch(request.blocks, 3, 8, "l2", "device", 10.0)
+    engine.advance(100.0)
+    assert engine.memory.device.keys == set(request.blocks[:8])
 
 
 def test_it_takes_no_room_on_the_device_from_what_is_worth_more(far, ask, only):
