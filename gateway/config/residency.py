@@ -17,7 +17,7 @@ class QueuedNext(Struct, frozen=True, kw_only=True):
 
 
 class Retain(Struct, frozen=True, kw_only=True):
-    """Between two turns of a conversation the worker is told for how long to keep it: as learned from how soon turns come."""
+    """Between two turns of a conversation the worker is told for how long to keep it, as learned. `quantile` to `longest` count where a worker's memory is not known."""
 
     min_tokens: Count = 256
     """Shorter prompts are not spoken of."""

@@ -171,7 +171,7 @@ class Residency:
         asked: Asked,
         worker_id: str,
         cached: Match | int,
-        output_tokens: int,  # noqa: ARG002 - part of what may be known; no rule uses it yet
+        output_tokens: int,
         now: float,
     ) -> list[Hint]:
         """It has ended.
@@ -191,6 +191,7 @@ class Residency:
                 session.remember(entry)
             asked.before = ()
             return []
+        asked.output_tokens = output_tokens
         held = cached if isinstance(cached, int) else cached.device + cached.l1 + cached.l2
         if asked.before:
             self._judge(session, asked.before, worker_id, held, now)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOOK_BACK: Final = 64
 """Blocks from the end of a prompt in which the end of the turn before is looked for, and from the end of what a worker holds of it."""
-MOST_ENTRIES: Final = 8
+MOST_ENTRIES: Final = 24
 """Hints that are remembered with a conversation."""
 SESSION_BYTES: Final = 900
 """Of a conversation without its prompt."""

@@ -47,8 +47,8 @@ def make_subject(conversation, blocks, session="", *, rest=3, common=0):
 class Play:
     """A fleet's residency, its workers and what they hold, driven by hand."""
 
-    def __init__(self, config, names="ab"):
-        self.workers = [make_worker(name) for name in names]
+    def __init__(self, config, names="ab", **known):
+        self.workers = [make_worker(name, **known) for name in names]
         self.held = {}
         self.core = Residency(config, workers=lambda: self.workers, holds=self.holds)
 

@@ -129,7 +129,7 @@ def test_events_are_only_wanted_while_a_prefetch_is_open_and_confirm_it(playing,
 
 
 def test_a_request_that_nobody_answered_leaves_what_was_kept_for_it_to_be_judged_by_the_next(playing, subject_of):
-    play = playing(ResidencyConfig(rules=ResidencyRules(queued_next=False)))
+    play = playing(ResidencyConfig(rules=ResidencyRules(queued_next=False)), kv_capacity_tokens=None)
     (first,), _ = play.turn(subject_of(1, 100, "x"), 1.0)
     entry = play.core.ledger.open[first.id]
     asked = Asked(subject_of(1, 110, "x"), 2.0)
@@ -150,7 +150,7 @@ def test_there_is_nothing_to_tick_for_before_anything_has_happened(playing, subj
 
 
 def test_a_rule_that_is_held_back_shows_in_what_is_degraded_and_in_the_snapshot(playing, subject_of):
-    play = playing(ResidencyConfig(throttle=Throttle(of=10)))
+    play = playing(ResidencyConfig(throttle=Throttle(of=10)), kv_capacity_tokens=None)
     for number in range(30):
         play.turn(subject_of(1, 100 + number, "x"), 1.0 + number, cached=0)
     (text,) = play.core.degraded()

@@ -108,9 +108,9 @@ def test_beyond_the_bytes_prompts_go_before_what_is_known_of_gaps(subject_of):
 def test_hints_that_are_waited_for_are_few(subject_of):
     sessions = Sessions(100, 1 << 20, 60.0)
     session = go(sessions, subject_of(1, 10))
-    for number in range(20):
+    for number in range(50):
         session.remember(number)
-    assert session.entries == list(range(20 - MOST_ENTRIES, 20))
+    assert session.entries == list(range(50 - MOST_ENTRIES, 50))
 
 
 @given(st.lists(st.floats(0.0, 1e7), max_size=60), st.floats(0.01, 1.0))

@@ -11,6 +11,7 @@ from policies.base import Match, WorkerView
 
 if TYPE_CHECKING:
     from gateway.residency.heat import Heat
+    from gateway.residency.keeping.model import Kept
     from gateway.residency.ledger import Entry, Ledger
     from gateway.residency.sessions import Session, Sessions
     from gateway.residency.words import ClientWords
@@ -34,6 +35,8 @@ class Asked(msgspec.Struct, eq=False):
         session: its conversation, once found.
         before: hints about that conversation whose worth this request shows; filled when it is sent.
         waited: the worker for which it has been spoken of while it waited.
+        kept: what `retain` must give back to its model when the answer has ended.
+        output_tokens: of the answer, once it has ended.
     """
 
     subject: Subject
@@ -43,6 +46,8 @@ class Asked(msgspec.Struct, eq=False):
     session: "Session | None" = None
     before: "Sequence[Entry]" = ()
     waited: str = ""
+    kept: "Kept | None" = None
+    output_tokens: int = 0
 
 
 class Voice:
@@ -71,16 +76,18 @@ class Voice:
         ttl: float = 0.0,
         reason: str = "",
         answer: bool = False,
+        follows: bool = False,
         session: "Session | None" = None,
         mark: int = 0,
     ) -> "Entry | None":
         """Append a hint to `into`. Returns its entry in the books; None: it was held back.
 
-        Args are those of `backends.hints.model.Hint`; `session` will show what it was worth; `mark` is as of `ledger.Entry`.
+        Args are those of `backends.hints.model.Hint`; `session` will show what it was worth; `mark` is as of `ledger.Entry`;
+        `follows`: it is a further part of what was said before: it passes with it, and only that one counts for or against the rule.
         """
         ledger = self._ledger
         record = ledger.rules.get(rule)
-        if record is not None and record.throttled and not record.passes():
+        if record is not None and record.throttled and not follows and not record.passes():
             return None
         hint = Hint(
             id=next(_IDS),
@@ -101,6 +108,7 @@ class Voice:
         )
         into.append(hint)
         entry = ledger.offer(hint, mark)
+        entry.speaks = not follows
         if session is not None:
             session.remember(entry)
         return entry
