@@ -212,7 +212,9 @@ def test_a_body_that_ends_with_its_connection_arrives_the_same_however_it_is_cut
 
 @settings(max_examples=150, deadline=None)
 @given(content=EVENTS, chunking=CUTS, reading=CUTS, end=st.integers(0, 10_000))
-def test_a_stream_that_stops_anywhere_is_a_prefix_and_unless_it_was_done_an_error_event(loop, content, chunking, reading, end):
+def test_a_stream_that_stops_anywhere_is_a_prefix_and_unless_it_was_done_an_error_event(
+    loop, content, chunking, reading, end
+):
     relay = Relay(loop)
     raw = HEAD + b"".join(CHUNK[0](piece) for piece in split(content, chunking)) + b"0\r\n\r\n"
     raw = raw[: len(HEAD) + end % (len(raw) - len(HEAD))]
