@@ -1,6 +1,6 @@
 """How much better than LRU the gateway's model of keeping is, in one pooled cache of the fleet's size: ``python -m bench.keeping DIR``.
 
-Token hit rates of LRU, of the same cache with the claims that `gateway.residency.keeping` makes inside requests and when answers have
+Token hit rates of LRU, of the same cache with the claims that `bench.keeping_model` makes inside requests and when answers have
 ended, of Belady's optimum, which knows the future, of an LRU that is told what will never come back, and of an infinite cache. Blocks of
 512 tokens, requests in the order of their arrival. Each for the whole of the traffic and for its second half. Time is the model's CPU time. `DIR` has the public traces; without it only the generated workloads are run.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.residency.keeping.model import KeepingModel
+from bench.keeping_model.model import KeepingModel
 from simulator.workloads import Workload, generate, load
 
 BLOCK: Final = 512

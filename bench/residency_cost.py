@@ -70,7 +70,7 @@ def measure(rules, requests, workers, said):
                         core.ledger.fate(hint, Fate.ACCEPTED, "the request was answered", now)
             later = process_time()
             for asked, worker, match in batch:
-                core.answered(asked, worker.id, match.device, 100, now)
+                core.answered(asked, worker.id, match.device, now)
             end = process_time()
             sent, told, answered = sent + middle - start, told + later - middle, answered + end - later
             hints += sum(map(len, spoken))

@@ -17,7 +17,7 @@ class QueuedNext(Struct, frozen=True, kw_only=True):
 
 
 class Retain(Struct, frozen=True, kw_only=True):
-    """Between two turns of a conversation the worker is told for how long to keep it, as learned. `quantile` to `longest` count where a worker's memory is not known."""
+    """Between two turns of a conversation the worker is told to keep it for as long as the next one may take."""
 
     min_tokens: Count = 256
     """Shorter prompts are not spoken of."""
@@ -93,8 +93,8 @@ class ResidencyRules(Struct, frozen=True, kw_only=True, rename="kebab"):
 
     queued_next: bool | QueuedNext = QueuedNext()
     """Fetch while a request waits."""
-    retain: bool | Retain = Retain()
-    """Keep between turns."""
+    retain: bool | Retain = False
+    """Keep between turns; off unless it is asked for: on recorded traffic it has not been better than what workers do by themselves."""
     session_end: bool | SessionEnd = SessionEnd()
     """Let go when a conversation is over."""
     client_words: bool | ClientWordsRule = ClientWordsRule()

@@ -187,15 +187,12 @@ def _attempted(journey: "Journey", hinted: Hinted) -> None:
 
 def ended(journey: "Journey", hinted: Hinted) -> None:
     """The request is over."""
-    if journey.status != _OK or journey.worker is None or journey.outcome is Outcome.FAILED:
-        return
     usage, live = journey.usage, hinted.live
     cached = usage.cached_tokens if usage is not None else None
-    output = usage.completion_tokens if usage is not None else 0
+    answered = journey.status == _OK and journey.worker is not None and journey.outcome is not Outcome.FAILED
+    worker = journey.worker.id if answered and journey.worker is not None else ""
     try:
-        hints = live.core.answered(
-            hinted.asked, journey.worker.id, journey.match if cached is None else cached, output, journey.end
-        )
+        hints = live.core.answered(hinted.asked, worker, journey.match if cached is None else cached, journey.end)
         if hints:
             hinted.notes += live.say(hints)[1]
     except Exception:  # noqa: BLE001 - see the module

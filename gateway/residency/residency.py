@@ -171,7 +171,6 @@ class Residency:
         asked: Asked,
         worker_id: str,
         cached: Match | int,
-        output_tokens: int,
         now: float,
     ) -> list[Hint]:
         """It has ended.
@@ -180,7 +179,6 @@ class Residency:
             asked: the request, as given to `sent`.
             worker_id: who answered; empty: nobody did.
             cached: tokens of its prompt that the worker says it had, or what was believed at the decision.
-            output_tokens: of the answer.
             now: seconds.
         """
         session = asked.session
@@ -191,7 +189,6 @@ class Residency:
                 session.remember(entry)
             asked.before = ()
             return []
-        asked.output_tokens = output_tokens
         held = cached if isinstance(cached, int) else cached.device + cached.l1 + cached.l2
         if asked.before:
             self._judge(session, asked.before, worker_id, held, now)

@@ -104,10 +104,10 @@ class Hints:
             retentions[-1] = retentions[-1]._replace(stop=ENDLESS)
         return retentions
 
-    def answered(self, asked: Asked, worker: str, cached: int, output_tokens: int, now: float) -> None:
+    def answered(self, asked: Asked, worker: str, cached: int, now: float) -> None:
         """It has ended; `cached`: tokens of the prompt that the worker had."""
         self._now = now
-        self._say(self.core.answered(asked, worker, cached, output_tokens, now + self._epoch))
+        self._say(self.core.answered(asked, worker, cached, now + self._epoch))
 
     def reserved(self, session: str, stage: str, worker: Worker, now: float) -> None:
         """A slot is kept at `worker` for a conversation's next stage."""

@@ -407,7 +407,7 @@ class _Run:
         assert running.asked is not None
         out, index = self._out, running.index
         cached = out.device[index] + out.l1[index] + out.l2[index]
-        self._hints.answered(running.asked, self._workers[position].id, cached, out.output[index], now)
+        self._hints.answered(running.asked, self._workers[position].id, cached, now)
 
     def _end(self, index: int, now: float, outcome: Outcome) -> None:
         """A request has ended; those that waited for it come."""

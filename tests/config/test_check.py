@@ -13,7 +13,7 @@ import pytest
 from gateway.cli import check
 from gateway.config import reference, schema
 from gateway.config.load import load, loads
-from gateway.config.residency import HotPrefixRule, ResidencyRules
+from gateway.config.residency import HotPrefixRule, ResidencyRules, Retain
 from gateway.config.schema import PROFILES, Config
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_what_the_example_has_in_comments_is_right_too():
         url="http://10.0.0.2:9300", model="meta-llama/Llama-3.1-70B", world_size=8, chunk=256, api_key="l"
     )
     assert (east.hints.driver, east.hints.api_key, east.hints.priority) == ("auto", "l", 100)
-    assert config.residency == schema.ResidencyConfig(rules=ResidencyRules(hot_prefix=HotPrefixRule()))
+    assert config.residency == schema.ResidencyConfig(rules=ResidencyRules(retain=Retain(), hot_prefix=HotPrefixRule()))
 
 
 def structs():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.residency.keeping.hazard import BINS, EDGES, Hazard, age_bin, values
+from bench.keeping_model.hazard import BINS, EDGES, Hazard, age_bin, values
 
 
 @given(st.floats(0, 1e7))

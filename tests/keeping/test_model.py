@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.keeping import hash_of, next_uses, oracle, pooled
-from gateway.residency.keeping.model import FACTS, KEPT, MOST_DIRECTIVES, KeepingModel, facts_of, key_of, with_output
+from bench.keeping_model.model import FACTS, KEPT, MOST_DIRECTIVES, KeepingModel, facts_of, key_of, with_output
 
 BLOCK = 512
 

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.residency.keeping.parts import MARK_BYTES, MOST_PARTS, PART_BYTES, Parts
+from bench.keeping_model.parts import MARK_BYTES, MOST_PARTS, PART_BYTES, Parts
 
 
 def chains(branches):

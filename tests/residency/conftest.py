@@ -67,7 +67,7 @@ class Play:
         for hint in sent:
             self.core.ledger.fate(hint, Fate.SENT, "", now)
             self.core.ledger.fate(hint, Fate.ACCEPTED, "", now)
-        answered = self.core.answered(asked, target.id, match if cached is None else cached, 10, now + took)
+        answered = self.core.answered(asked, target.id, match if cached is None else cached, now + took)
         return sent, answered
 
 

@@ -70,7 +70,7 @@ def test_whatever_happens_hints_make_sense_and_each_ends_once(playing, subject_o
                 hints += core.waiting(asked, worker, match)
             hints += core.sent(asked, worker, match)
             if what != "lost":
-                hints += core.answered(asked, worker.id, blocks * 16, 10, now + 0.5)
+                hints += core.answered(asked, worker.id, blocks * 16, now + 0.5)
         elif what == "tick":
             hints += core.tick(now)
             assert core.next_tick > now
@@ -123,18 +123,18 @@ def test_events_are_only_wanted_while_a_prefetch_is_open_and_confirm_it(playing,
     play.core.event("a", "l1", hashes, True, 2.0)
     assert entry.fate is Fate.CONFIRMED
     play.core.sent(asked, play.workers[0], Match(l1=1600))
-    play.core.answered(asked, "a", 1600, 5, 3.0)
+    play.core.answered(asked, "a", 1600, 3.0)
     assert entry.fate is Fate.USEFUL
     assert not play.core.wants_events
 
 
 def test_a_request_that_nobody_answered_leaves_what_was_kept_for_it_to_be_judged_by_the_next(playing, subject_of):
-    play = playing(ResidencyConfig(rules=ResidencyRules(queued_next=False)), kv_capacity_tokens=None)
+    play = playing(ResidencyConfig(rules=ResidencyRules(queued_next=False, retain=True)))
     (first,), _ = play.turn(subject_of(1, 100, "x"), 1.0)
     entry = play.core.ledger.open[first.id]
     asked = Asked(subject_of(1, 110, "x"), 2.0)
     play.core.sent(asked, play.workers[0], Match(device=1600))
-    assert play.core.answered(asked, "", 0, 0, 3.0) == []
+    assert play.core.answered(asked, "", 0, 3.0) == []
     assert not entry.ended
     play.turn(subject_of(1, 110, "x"), 4.0, cached=1600)
     assert entry.fate is Fate.USEFUL
@@ -150,7 +150,7 @@ def test_there_is_nothing_to_tick_for_before_anything_has_happened(playing, subj
 
 
 def test_a_rule_that_is_held_back_shows_in_what_is_degraded_and_in_the_snapshot(playing, subject_of):
-    play = playing(ResidencyConfig(throttle=Throttle(of=10)), kv_capacity_tokens=None)
+    play = playing(ResidencyConfig(rules=ResidencyRules(retain=True), throttle=Throttle(of=10)))
     for number in range(30):
         play.turn(subject_of(1, 100 + number, "x"), 1.0 + number, cached=0)
     (text,) = play.core.degraded()

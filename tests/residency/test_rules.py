@@ -70,7 +70,7 @@ def test_a_prefetch_is_judged_by_the_request_that_it_was_for(playing, subject_of
         play.core.ledger.fate(hint, Fate.ACCEPTED, "", 1.0)
         entry = play.core.ledger.open[hint.id]
         play.core.sent(asked, play.workers[worker], NO_MATCH)
-        play.core.answered(asked, "ab"[worker], cached, 5, 3.0)
+        play.core.answered(asked, "ab"[worker], cached, 3.0)
         assert entry.fate is fate
 
 
@@ -79,7 +79,7 @@ def test_a_prefetch_that_nobody_said_before_its_request_came_was_overtaken(playi
     asked = Asked(subject_of(1, 300), 1.0)
     (hint,) = play.core.waiting(asked, play.workers[0], Match(l1=3840))
     play.core.sent(asked, play.workers[0], NO_MATCH)
-    play.core.answered(asked, "a", 3840, 5, 3.0)
+    play.core.answered(asked, "a", 3840, 3.0)
     assert not play.core.budget.allow(hint, 1, 3.0)
     assert play.core.ledger.rows()[0]["fate"] == "skipped"
 
@@ -90,7 +90,7 @@ def test_a_prefetch_that_nobody_said_before_its_request_came_was_overtaken(playi
 def test_conversations_that_take_longer_to_come_back_are_kept_for_longer_and_none_firmer_than_others(
     playing, subject_of
 ):
-    play = playing(only(retain=True), kv_capacity_tokens=None)
+    play = playing(only(retain=True))
     slow, quick = [], []
     for number in range(12):
         slow, _ = play.turn(subject_of(2, 100 + number, "slow"), 1000.0 + 120 * number, cached=1600)
@@ -108,7 +108,7 @@ def test_conversations_that_take_longer_to_come_back_are_kept_for_longer_and_non
 def test_what_is_kept_for_a_new_conversation_follows_from_the_gaps_of_all(playing, subject_of):
     times = []
     for gap in (2.0, 200.0):
-        play = playing(only(retain=True), kv_capacity_tokens=None)
+        play = playing(only(retain=True))
         for number in range(200):
             play.turn(subject_of(1, 100 + number, "x"), 1.0 + gap * number, cached=16 * (100 + number))
         (hint,), _ = play.turn(subject_of(2, 100, "new"), 1e6)
@@ -117,7 +117,7 @@ def test_what_is_kept_for_a_new_conversation_follows_from_the_gaps_of_all(playin
 
 
 def test_what_never_comes_back_is_not_spoken_of_any_more(playing, subject_of):
-    play = playing(only(retain=True, session_end=SessionEnd(idle=100.0)), kv_capacity_tokens=None)
+    play = playing(only(retain=True, session_end=SessionEnd(idle=100.0)))
     spoken = []
     for number in range(200):
         hints, _ = play.turn(subject_of(number, 100), 200.0 * number)
@@ -131,7 +131,7 @@ def test_what_never_comes_back_is_not_spoken_of_any_more(playing, subject_of):
 
 
 def test_times_are_within_their_limits_whatever_is_learned(playing, subject_of):
-    play = playing(only(retain=True), kv_capacity_tokens=None)
+    play = playing(only(retain=True))
     for gap in (0.001, 1e6):
         for number in range(20):
             hints, _ = play.turn(subject_of(1, 100 + number, f"s{gap}"), 1.0 + gap * number)
@@ -139,7 +139,7 @@ def test_times_are_within_their_limits_whatever_is_learned(playing, subject_of):
 
 
 def test_a_retention_is_of_use_when_the_next_turn_finds_it(playing, subject_of):
-    play = playing(only(retain=True), kv_capacity_tokens=None)
+    play = playing(only(retain=True))
     (first,), _ = play.turn(subject_of(1, 100), 1.0)
     entry = play.core.ledger.open[first.id]
     (second,), _ = play.turn(subject_of(1, 110), 11.0, cached=1600)
@@ -150,31 +150,13 @@ def test_a_retention_is_of_use_when_the_next_turn_finds_it(playing, subject_of):
 
 
 def test_a_turn_that_goes_elsewhere_says_nothing_about_what_was_kept(playing, subject_of):
-    play = playing(only(retain=True), kv_capacity_tokens=None)
+    play = playing(only(retain=True))
     (first,), _ = play.turn(subject_of(1, 100), 1.0)
     entry = play.core.ledger.open[first.id]
     play.turn(subject_of(1, 110), 3.0, worker=1)
     assert not entry.ended
     play.turn(subject_of(1, 120), 5.0, cached=1600)
     assert entry.fate is Fate.USEFUL
-
-
-def test_where_memory_is_known_nothing_is_said_until_it_is_short_and_then_what_returns_is_kept(playing, subject_of):
-    spoken = {}
-    for capacity in (10_000_000, 20_000):
-        play = playing(only(retain=True), kv_capacity_tokens=capacity)
-        spoken[capacity] = []
-        for number in range(400):
-            for conversation in (number % 4, 1000 + number):
-                name = f"s{conversation}"
-                length = 64 + number // 4 if conversation < 4 else 64
-                hints, _ = play.turn(subject_of(conversation, length, name), 2.0 * number, cached=16 * length)
-                spoken[capacity] += hints
-    assert spoken[10_000_000] == []
-    assert len(spoken[20_000]) > 20
-    last = [hint for hint in spoken[20_000] if hint.answer]
-    assert all(hint.stop == hint.subject.tokens for hint in last)
-    assert all(hint.action is Action.RETAIN and hint.ttl >= 1 for hint in spoken[20_000])
 
 
 # session-end
@@ -353,7 +335,7 @@ def test_rules_that_are_off_say_nothing(playing, subject_of):
     assert play.core.rules == []
     assert play.core.waiting(asked, play.workers[0], Match(l1=1600, l2=1600)) == []
     assert play.core.sent(asked, play.workers[0], NO_MATCH) == []
-    assert play.core.answered(asked, "a", 0, 1, 2.0) == []
+    assert play.core.answered(asked, "a", 0, 2.0) == []
     assert play.core.tick(1e6) == []
 
 

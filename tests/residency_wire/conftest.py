@@ -156,7 +156,14 @@ async def gateway_before(conservation):
     async with AsyncExitStack() as stack:
 
         async def gateway_before(
-            urls, *, hints="{driver: kv-hints}", residency="{}", model="", top="", driver="vllm", capabilities="{}"
+            urls,
+            *,
+            hints="{driver: kv-hints}",
+            residency="{rules: {retain: true}}",
+            model="",
+            top="",
+            driver="vllm",
+            capabilities="{}",
         ):
             lines = "\n".join(
                 f'      - {{url: "{url}", driver: {driver}, hints: {hints(url) if callable(hints) else hints}, '

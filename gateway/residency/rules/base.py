@@ -11,7 +11,6 @@ from policies.base import Match, WorkerView
 
 if TYPE_CHECKING:
     from gateway.residency.heat import Heat
-    from gateway.residency.keeping.model import Kept
     from gateway.residency.ledger import Entry, Ledger
     from gateway.residency.sessions import Session, Sessions
     from gateway.residency.words import ClientWords
@@ -35,8 +34,6 @@ class Asked(msgspec.Struct, eq=False):
         session: its conversation, once found.
         before: hints about that conversation whose worth this request shows; filled when it is sent.
         waited: the worker for which it has been spoken of while it waited.
-        kept: what `retain` must give back to its model when the answer has ended.
-        output_tokens: of the answer, once it has ended.
     """
 
     subject: Subject
@@ -46,8 +43,6 @@ class Asked(msgspec.Struct, eq=False):
     session: "Session | None" = None
     before: "Sequence[Entry]" = ()
     waited: str = ""
-    kept: "Kept | None" = None
-    output_tokens: int = 0
 
 
 class Voice:

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.residency.keeping.hazard import BINS, EDGES, Hazard, age_bin
-from gateway.residency.keeping.parts import Part, Parts
+from bench.keeping_model.hazard import BINS, EDGES, Hazard, age_bin
+from bench.keeping_model.parts import Part, Parts
 
 KEPT: Final = 60
 """The priority of what is claimed; 50 is that of what is not."""
