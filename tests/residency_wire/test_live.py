@@ -267,7 +267,7 @@ async def test_every_hint_ends_once_and_the_metrics_add_up(simulated, gateway_be
 
 async def test_a_request_shows_its_hints_with_their_fates(simulated, gateway_before):
     workers = await simulated(1)
-    scene = await gateway_before([worker.url for worker in workers])
+    scene = await gateway_before([worker.url for worker in workers], residency="{}")
     _, _, headers = await scene.chat(LONG, headers={"x-session-id": "talk"}, **KEPT)
     await scene.chat(LONG, "yes", "and then?", headers={"x-session-id": "talk"})
     url = f"{scene.admin}/api/requests/{headers['x-request-id']}"
@@ -357,7 +357,7 @@ async def test_each_hint_of_a_traced_request_is_an_event_of_its_span(simulated, 
     (worker,) = await simulated(1)
     path = tmp_path / "spans.json"
     traces = f"telemetry: {{traces: {{exporter: file, file: {path}, sample: 1}}}}\n"
-    scene = await gateway_before([worker.url], top=traces)
+    scene = await gateway_before([worker.url], top=traces, residency="{}")
     await scene.chat(LONG, **KEPT)
     await scene.gateway.stop(1.0)
     spans = [
