@@ -10,12 +10,15 @@ from typing import Any
 
 import uvloop
 
+from gateway.overload.readings import raise_descriptors_limit
+
 _COLLECT_AFTER = 50_000
 """Objects allocated between two looks of the cyclic collector; Python's 700 is 20 small requests, and costs 5 % of their CPU."""
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` on uvloop and return its exit status."""
+    """Run `main` on uvloop, with as many descriptors as the system allows, and return its exit status."""
+    raise_descriptors_limit()
     _, *older = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER, *older)
     return uvloop.run(main)

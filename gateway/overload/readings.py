@@ -10,6 +10,8 @@ from typing import Final
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 _FDS: Final = "/proc/self/fd"
+MOST_DESCRIPTORS: Final = 1 << 20
+"""What the kernel itself takes for a large number (`fs.nr_open`)."""
 _ENDLESS: Final = 1 << 60
 """Version 1 of cgroups writes "no limit" as a number near the largest."""
 
@@ -44,6 +46,15 @@ def descriptors_limit() -> int:
     """Descriptors that this process may have (`ulimit -n`); 0: any number."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 0 if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptors_limit(most: int = MOST_DESCRIPTORS) -> None:
+    """Let this process have as many descriptors as it may without anybody's leave, at most `most`: shells allow 1,024 by habit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def descriptors_used() -> int:

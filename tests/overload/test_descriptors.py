@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -177,3 +178,23 @@ async def test_with_no_descriptor_left_the_spare_one_says_no_in_one_line_and_acc
     process.terminate()
     said = await process.stderr.read() + await process.stdout.read()
     assert said.count(b"no descriptor is left") == 1
+
+
+@pytest.mark.parametrize(("soft", "hard", "then"), [(200, 900, 900), (900, 900, 900)])
+def test_commands_that_run_on_take_the_descriptors_that_the_system_allows(soft, hard, then):
+    program = (
+        "import asyncio, resource\n"
+        "from gateway.cli.running import run\n"
+        "async def main(): return 0\n"
+        "assert run(main()) == 0\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=True,
+        timeout=30,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+    )
+    assert int(told.stdout) == then
