@@ -8,6 +8,7 @@ from gateway.residency.rules.base import Voice, last_block
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from backends.hints.model import TierName
     from gateway.residency.ledger import Entry
     from gateway.residency.sessions import Session
     from policies.base import Match, WorkerView
@@ -52,43 +53,33 @@ def bring(
     """
     size = worker.capabilities.block_size
     said: list[Entry | None] = []
+
+    def tell(start: int, end: int, source: "TierName", target: "TierName" = "device", peer: str | None = None) -> None:
+        said.append(
+            voice.say(
+                into,
+                rule,
+                Action.PREFETCH,
+                worker.id,
+                subject,
+                now,
+                start=start,
+                stop=end,
+                source=source,
+                target=target,
+                peer=peer,
+                reason=reason,
+                session=session,
+                mark=last_block(subject, end, size),
+            )
+        )
+
     near, far = min(match.device, stop), min(match.device + match.l1, stop)
     held = min(match.tokens, stop)
     if far - near >= least:
-        said.append(
-            voice.say(
-                into,
-                rule,
-                Action.PREFETCH,
-                worker.id,
-                subject,
-                now,
-                start=near,
-                stop=far,
-                source="l1",
-                reason=reason,
-                session=session,
-                mark=last_block(subject, far, size),
-            )
-        )
+        tell(near, far, "l1")
     if held - far >= least:
-        said.append(
-            voice.say(
-                into,
-                rule,
-                Action.PREFETCH,
-                worker.id,
-                subject,
-                now,
-                start=far,
-                stop=held,
-                source="l2",
-                target="l1",
-                reason=reason,
-                session=session,
-                mark=last_block(subject, held, size),
-            )
-        )
+        tell(far, held, "l2", "l1")
     best = None
     if peers:
         best = max(
@@ -97,22 +88,5 @@ def bring(
         )
     if best is not None and min(best[0], stop) - held >= least:
         more, l1, peer = best
-        more = min(more, stop)
-        said.append(
-            voice.say(
-                into,
-                rule,
-                Action.PREFETCH,
-                worker.id,
-                subject,
-                now,
-                start=held,
-                stop=more,
-                source="l1" if l1 else "device",
-                peer=peer,
-                reason=reason,
-                session=session,
-                mark=last_block(subject, more, size),
-            )
-        )
+        tell(held, min(more, stop), "l1" if l1 else "device", peer=peer)
     return [entry for entry in said if entry is not None]
