@@ -49,9 +49,10 @@ def test_untried_lets_all_through_when_all_were_tried(fleet):
     assert Untried().filter(again, candidates) is candidates
 
 
-def test_in_flight_is_requests_divided_by_weight(candidate):
-    candidates = [candidate("a", in_flight=4), candidate("b", in_flight=1, weight=0.1), candidate("c")]
-    assert list(InFlight().score(REQUEST, candidates)) == [4.0, 10.0, 0.0]
+def test_in_flight_is_requests_with_this_one_divided_by_weight_less_one(candidate):
+    idle = candidate("d", weight=0.1)
+    candidates = [candidate("a", in_flight=4), candidate("b", in_flight=1, weight=0.1), candidate("c"), idle]
+    assert list(InFlight().score(REQUEST, candidates)) == pytest.approx([4.0, 19.0, 0.0, 9.0])
 
 
 def test_random_costs_are_uniform_shares(fleet):
