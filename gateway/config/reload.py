@@ -138,8 +138,8 @@ class ConfigWatcher:
         """Note a failure; the same content is not complained about again unless somebody asks."""
         self.reloads_failed += 1
         self.last_error = reason
-        self._failed_content = await asyncio.to_thread(self._content)
         _log.error(event, path=str(self._path), problems=reason)
+        self._failed_content = await asyncio.to_thread(self._content)
 
     def _with_what_stays(self, wanted: Config) -> Config:
         """`wanted` with the listeners and the prefix maps' budget as they are, and a warning (once) if it asks for others."""

@@ -23,7 +23,7 @@ def judge(entry: "Entry", worker_id: str, held: int) -> tuple[Fate, str] | None:
         return None
     if entry.fate is None:
         return Fate.SKIPPED, "overtaken: it was asked for before anybody had said it"
-    if entry.fate is Fate.SENT:
+    if entry.fate is Fate.SENT and entry.action is not Action.PREFETCH:  # what is being fetched may be there already
         return Fate.FAILED, "no answer when it was asked for"
     if entry.action is Action.DEMOTE:
         return Fate.WASTED, "asked for again"
