@@ -6,8 +6,7 @@ An endpoint of kind ``InProcess`` has LMCache's older controller in its router; 
 backend (``sagemaker-hyperpod://NODE:9200``). That daemon itself takes no hints.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,13 +14,14 @@ from backends.hints.chunks import DEFAULT_CHUNK
 from backends.hints.lmcache import LMCacheDriver
 from backends.hints.lmcache_common import DESCRIPTION, Place
 from backends.hints.lmcache_controller import REMOTE, LMCacheControllerDriver
+from backends.hints.one_way import BesideOnly
 
 if TYPE_CHECKING:
     from backends.hints.base import Answer, HintCall
     from backends.hints.model import Action, Hint, TierName
 
 
-class HyperPodDriver:
+class HyperPodDriver(BesideOnly):
     """See the module. Which of the two it is shows when it is probed; until then by whether an instance is configured: the controller needs one."""
 
     name = "hyperpod"
@@ -48,10 +48,6 @@ class HyperPodDriver:
         """As the one that answered."""
         return self._speaker.beside(action, source, target)
 
-    def inside(self, action: "Action", source: "TierName | None", target: "TierName") -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
-
     def call(self, hint: "Hint") -> "HintCall | None":
         """As the one that answered."""
         return self._speaker.call(hint)
@@ -59,7 +55,3 @@ class HyperPodDriver:
     def read(self, hint: "Hint", status: int, body: bytes) -> "Answer":
         """As the one that answered."""
         return self._speaker.read(hint, status, body)
-
-    def fields(self, hints: "Sequence[Hint]", body: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Nothing."""
-        return {}

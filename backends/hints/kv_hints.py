@@ -16,8 +16,9 @@ vLLM 0.32 has the envelope in its engine and in its Rust frontend, but not yet i
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from backends.hints.base import Answer, HintCall
+from backends.hints.base import HintCall
 from backends.hints.model import Action, Hint, TierName
+from backends.hints.one_way import InsideOnly
 from backends.hints.openapi import OPENAPI, names_member
 from backends.hints.ranges import Directive, directives
 
@@ -40,13 +41,14 @@ PeerBlocks = Callable[[Hint], tuple[str, Sequence[int]] | None]
 """For a prefetch from a peer: that peer's control endpoint, and its own hashes of the blocks; None: not known."""
 
 
-class KvHintsDriver:
+class KvHintsDriver(InsideOnly):
     """See the module.
 
     A body that brings an envelope of its own keeps it: ours are added to its actions, if it is of the same protocol.
     """
 
     name = "kv-hints"
+    field = FIELD
 
     def __init__(self, *, peer_blocks: PeerBlocks | None = None) -> None:
         """`peer_blocks`: without it, nothing is fetched from peers."""
@@ -60,23 +62,11 @@ class KvHintsDriver:
         """Whether the description names the field."""
         return status == 200 and names_member(body, FIELD)
 
-    def beside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
-
     def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:
         """Retain and demote on the device; prefetch where peers are known."""
         if action in _KEPT:
             return target == "device"
         return action is Action.PREFETCH and self._peer_blocks is not None and source != "device"
-
-    def call(self, hint: Hint) -> HintCall | None:  # noqa: ARG002 - as above
-        """None."""
-        return None
-
-    def read(self, hint: Hint, status: int, body: bytes) -> Answer:  # noqa: ARG002 - as above
-        """There is no such call."""
-        return Answer("refused", detail="kv_hints are not said beside requests")
 
     def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The envelope, merged with the client's; nothing where that is of another shape or protocol: its own goes first."""

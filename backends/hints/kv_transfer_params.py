@@ -9,8 +9,9 @@ Both are marked experimental by vLLM. A worker without that connector ignores th
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from backends.hints.base import Answer, HintCall
+from backends.hints.base import HintCall
 from backends.hints.model import Action, Hint, TierName
+from backends.hints.one_way import InsideOnly
 from backends.hints.openapi import OPENAPI, names_member
 
 FIELD: Final = "kv_transfer_params"
@@ -20,7 +21,7 @@ LOAD: Final = "kv_load_tiers"
 _MEDIA: Final[Mapping[str, str]] = {"l1": "CPU", "l2": "STORAGE"}
 
 
-class KvTransferParamsDriver:
+class KvTransferParamsDriver(InsideOnly):
     """See the module.
 
     - DEMOTE from l1 or l2: from `Hint.start` on, nothing is stored there.
@@ -30,6 +31,7 @@ class KvTransferParamsDriver:
     """
 
     name = "kv-transfer-params"
+    field = FIELD
 
     def probe(self) -> HintCall | None:
         """Its OpenAPI description. Whether its connector reads the parameters does not show there: see `speaks`."""
@@ -39,23 +41,11 @@ class KvTransferParamsDriver:
         """Whether requests have the field; with another connector than OffloadingConnector it then does nothing."""
         return status == 200 and names_member(body, FIELD)
 
-    def beside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
-
     def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:
         """See the class."""
         if action is Action.DEMOTE:
             return target in _MEDIA
         return action is Action.PREFETCH and source in _MEDIA and target == "device"
-
-    def call(self, hint: Hint) -> HintCall | None:  # noqa: ARG002 - as above
-        """None."""
-        return None
-
-    def read(self, hint: Hint, status: int, body: bytes) -> Answer:  # noqa: ARG002 - as above
-        """There is no such call."""
-        return Answer("refused", detail="kv_transfer_params are not said beside requests")
 
     def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters, together with the client's; nothing where those are no object."""

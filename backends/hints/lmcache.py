@@ -10,7 +10,7 @@ quota         ``PUT /quota/SALT`` before the first hint about a salt, where one 
 It warms only for models whose worker has registered with it (else 503).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from backends.hints import chunks
@@ -29,6 +29,7 @@ from backends.hints.lmcache_common import (
     tokens,
 )
 from backends.hints.model import Action, Hint, TierName
+from backends.hints.one_way import BesideOnly
 
 PREFETCHES: Final = "/cache/prefetches"
 PINS: Final = "/cache/pins"
@@ -37,7 +38,7 @@ MOST_KEYS: Final = 10_000
 """Of one call that deletes."""
 
 
-class LMCacheDriver:
+class LMCacheDriver(BesideOnly):
     """See the module."""
 
     name = "lmcache"
@@ -67,10 +68,6 @@ class LMCacheDriver:
             return target == "l1" and self._place.chunk is not None
         return self._pins and action in (Action.PIN, Action.UNPIN) and target != "device"
 
-    def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
-
     def call(self, hint: Hint) -> HintCall | None:
         """The call, or the one that sets the salt's quota first."""
         own = self._own(hint)
@@ -91,10 +88,6 @@ class LMCacheDriver:
             gone, skipped = number(said.get("deleted")), number(said.get("skipped"))
             return Answer("accepted" if said.get("ok") else "refused", detail=f"{gone} objects, {skipped} in use")
         return read_pins(said)
-
-    def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Nothing."""
-        return {}
 
     def _own(self, hint: Hint) -> HintCall | None:
         place = self._place

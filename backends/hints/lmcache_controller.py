@@ -11,12 +11,15 @@ Chunks are of 256 tokens and a shorter tail counts as one. Keys come from Python
 ``PYTHONHASHSEED``, and know nothing of salts and adapters: such prompts are not spoken of.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
+
+import msgspec
 
 from backends.hints.base import Answer, HintCall
 from backends.hints.lmcache_common import DESCRIPTION, Place, number, parsed, refused, serves, tokens
 from backends.hints.model import Action, Hint, TierName
+from backends.hints.one_way import BesideOnly
 
 CHUNK: Final = 256
 CPU: Final = "LocalCPUBackend"
@@ -24,7 +27,7 @@ DISK: Final = "LocalDiskBackend"
 REMOTE: Final = "RemoteBackend"
 
 
-class LMCacheControllerDriver:
+class LMCacheControllerDriver(BesideOnly):
     """See the module."""
 
     name = "lmcache-controller"
@@ -37,7 +40,7 @@ class LMCacheControllerDriver:
             slow: its memory below the CPU's.
             tails: whether what is shorter than a chunk is stored as well (``save_unfull_chunk``).
         """
-        self._place = place if tails or place.chunk else _with_chunk(place)
+        self._place = place if tails or place.chunk else msgspec.structs.replace(place, chunk=CHUNK)
         self._instance = place.instance
         self._slow = slow
 
@@ -57,10 +60,6 @@ class LMCacheControllerDriver:
             # From another worker's memory as well: its source then is that worker's.
             return target != "l2"
         return (action is Action.PIN and target != "device") or (action is Action.DEMOTE and target == "l1")
-
-    def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
 
     def call(self, hint: Hint) -> HintCall | None:
         """The call."""
@@ -84,10 +83,6 @@ class LMCacheControllerDriver:
             return self._found(hint, layout)
         moved = number(said.get("num_tokens"))
         return Answer("accepted" if moved else "refused", moved_tokens=moved, detail=f"{moved} tokens")
-
-    def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Nothing."""
-        return {}
 
     def clear(self, location: str = CPU) -> HintCall:
         """The call that empties one of the worker's memories."""
@@ -115,12 +110,6 @@ class LMCacheControllerDriver:
     def _move(self, instance: str, location: str, target: str, ids: list[int], *, copy: bool) -> HintCall:
         old, new = [instance, location], [self._instance, target]
         return _post("/move", old_position=old, new_position=new, tokens=ids, **({"should_copy": True} if copy else {}))
-
-
-def _with_chunk(place: Place) -> Place:
-    return Place(
-        model=place.model, world_size=place.world_size, chunk=CHUNK, instance=place.instance, worker=place.worker
-    )
 
 
 def _post(path: str, **body: Any) -> HintCall:

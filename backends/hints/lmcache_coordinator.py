@@ -10,8 +10,7 @@ directory     ``POST /directory/lookup``, see `lookup` and `placements`
 Where a worker's instance is not configured, it is taken from ``GET /instances``: the only one on the worker's host.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -32,6 +31,7 @@ from backends.hints.lmcache_common import (
     serves,
 )
 from backends.hints.model import Action, Hint, Subject, TierName
+from backends.hints.one_way import BesideOnly
 
 LOOKUP: Final = "/directory/lookup"
 INSTANCES: Final = "/instances"
@@ -105,7 +105,7 @@ def instances(body: bytes) -> list[Instance] | None:
         return None
 
 
-class LMCacheCoordinatorDriver:
+class LMCacheCoordinatorDriver(BesideOnly):
     """See the module."""
 
     name = "lmcache-coordinator"
@@ -132,10 +132,6 @@ class LMCacheCoordinatorDriver:
             return target == "l2"
         return action is Action.DEMOTE and target == "l1"
 
-    def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - the Protocol's signature
-        """Never."""
-        return False
-
     def call(self, hint: Hint) -> HintCall | None:
         """The call, or what must be asked or set before it: the worker's instance, the salt's quota."""
         own = self._own(hint)
@@ -158,10 +154,6 @@ class LMCacheCoordinatorDriver:
             gone, skipped = number(said.get("affected")), number(said.get("skipped"))
             return Answer("accepted" if gone else "refused", detail=f"{gone} objects, {skipped} pinned or in use")
         return read_pins(said)
-
-    def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Nothing."""
-        return {}
 
     def _own(self, hint: Hint) -> HintCall | None:
         body = named(hint, self._place)

@@ -4,18 +4,18 @@ Whatever of the prompt the worker holds is loaded or reused, the rest is compute
 latest to be used. The caller sees to it that the worker has nothing better to do.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
 from backends.hints.base import Answer, HintCall
 from backends.hints.model import Action, Hint, TierName
+from backends.hints.one_way import BesideOnly
 
 PATH: Final = "/v1/completions"
 
 
-class WarmDriver:
+class WarmDriver(BesideOnly):
     """See the module. Says prefetches to the device, of prompts whose ids are known exactly."""
 
     name = "warm"
@@ -40,10 +40,6 @@ class WarmDriver:
         """Prefetches to the device, from wherever."""
         return action is Action.PREFETCH and target == "device"
 
-    def inside(self, action: Action, source: TierName | None, target: TierName) -> bool:  # noqa: ARG002 - as above
-        """Never."""
-        return False
-
     def call(self, hint: Hint) -> HintCall | None:
         """The request; None where the ids are not known."""
         subject = hint.subject
@@ -67,10 +63,6 @@ class WarmDriver:
         if status != 200:
             return Answer("refused", detail=f"status {status}")
         return Answer("accepted", moved_tokens=_computed(hint, body))
-
-    def fields(self, hints: Sequence[Hint], body: Mapping[str, Any]) -> Mapping[str, Any]:  # noqa: ARG002 - as above
-        """Nothing."""
-        return {}
 
 
 def _computed(hint: Hint, body: bytes) -> int | None:
