@@ -63,7 +63,6 @@ class Entry(msgspec.Struct, gc=False):
         changed: when.
         counts: where hints of its kind are counted.
         rank: how far it has come, as a number.
-        speaks: for or against its rule; not where it is one of several that were said at once.
     """
 
     id: int
@@ -87,7 +86,6 @@ class Entry(msgspec.Struct, gc=False):
     changed: float
     counts: list[int]
     rank: int = 0
-    speaks: bool = True
 
     @property
     def ended(self) -> bool:
@@ -269,7 +267,7 @@ class Ledger:
         entry.rank, entry.fate, entry.detail, entry.changed = _END, fate, detail[:200], now
         self.ended += 1
         entry.counts[_INDEX[id(fate)]] += 1
-        if judge and entry.speaks and (fate is Fate.USEFUL or fate is Fate.WASTED):
+        if judge and (fate is Fate.USEFUL or fate is Fate.WASTED):
             record = self.rules.get(entry.rule)
             if record is None:
                 record = self.rules[entry.rule] = RuleRecord(self._throttle)
@@ -288,7 +286,7 @@ class Ledger:
         return self._sums.setdefault(key, Sum(rule, worker, action, [0] * (1 + len(_ORDER)))).counts
 
 
-_SHOWN: Final = tuple(name for name in Entry.__struct_fields__ if name not in {"counts", "rank", "mark", "speaks"})
+_SHOWN: Final = tuple(name for name in Entry.__struct_fields__ if name not in {"counts", "rank", "mark"})
 
 
 def _held_back(rule: str, record: RuleRecord) -> str:

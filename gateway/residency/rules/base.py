@@ -71,18 +71,16 @@ class Voice:
         ttl: float = 0.0,
         reason: str = "",
         answer: bool = False,
-        follows: bool = False,
         session: "Session | None" = None,
         mark: int = 0,
     ) -> "Entry | None":
         """Append a hint to `into`. Returns its entry in the books; None: it was held back.
 
-        Args are those of `backends.hints.model.Hint`; `session` will show what it was worth; `mark` is as of `ledger.Entry`;
-        `follows`: it is a further part of what was said before: it passes with it, and only that one counts for or against the rule.
+        Args are those of `backends.hints.model.Hint`; `session` will show what it was worth; `mark` is as of `ledger.Entry`.
         """
         ledger = self._ledger
         record = ledger.rules.get(rule)
-        if record is not None and record.throttled and not follows and not record.passes():
+        if record is not None and record.throttled and not record.passes():
             return None
         hint = Hint(
             id=next(_IDS),
@@ -103,7 +101,6 @@ class Voice:
         )
         into.append(hint)
         entry = ledger.offer(hint, mark)
-        entry.speaks = not follows
         if session is not None:
             session.remember(entry)
         return entry
