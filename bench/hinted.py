@@ -31,7 +31,7 @@ _WORKER: Final = '      - {{url: "http://127.0.0.1:{port}", driver: openai, hint
 _KINDS: Final = {
     "off": ("", "none"),
     "nobody takes hints": ("residency: {}", "none"),
-    "on": ("residency: {}", "kv-hints"),
+    "on": ("residency: {rules: {retain: true}}", "kv-hints"),
 }
 """Name to the section `residency` and the workers' hint driver."""
 
